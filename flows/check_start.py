@@ -11,6 +11,7 @@ from configs.schema import Scale
 from infra.registry.model_registry import RegisteredVersion, describe_aliases, model_name, resolve_alias
 from infra.storage.store import Store
 from tasks.data.readers.source_bytes import HUGGING_FACE
+from tasks.training.fetch_checkpoint import fetch_checkpoint
 from tasks.training.import_checkpoint import import_checkpoint, refuse_foreign_checkpoint, refuse_foreign_tokenizer
 from tasks.training.train_phase import train_phase
 
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 KEY_DIGITS = 64
+
+
+def local_start(scale: Scale, start: str | None) -> str | None:
+    """What `--start` names, a model of the Hugging Face Hub as the directory into which it was fetched."""
+    if start is None or not start.startswith(HUGGING_FACE):
+        return start
+    return str(fetch_checkpoint(start, scale.model.recipe))
 
 
 def check_start(scale: Scale, start: str, store: Store, registry: Callable[[], MlflowClient]) -> None:
@@ -28,11 +36,6 @@ def check_start(scale: Scale, start: str, store: Store, registry: Callable[[], M
         given = scale.data.recipe.tokenizer
         if given.kind == "given":
             refuse_foreign_tokenizer(Path(start), given.sha256)
-    elif start.startswith(HUGGING_FACE):
-        raise ValueError(
-            f"--start {start}: weights are read from a directory: `hf download {start.removeprefix(HUGGING_FACE)} "
-            "--local-dir DIR` fetches them, then name DIR"
-        )
     elif is_key(start):
         manifest = store.read_manifest(start)
         if manifest is None or manifest.step not in (train_phase.name, import_checkpoint.name):

@@ -7,7 +7,7 @@ import time
 from prefect import flow, get_run_logger
 
 from configs.load import load_scale
-from flows.check_start import check_start
+from flows.check_start import check_start, local_start
 from flows.mid_train_model import mid_train_model
 from flows.parameters import DataAddress, ScaleName, StageName
 from flows.post_train_model import post_train_model
@@ -53,13 +53,16 @@ def full_pipeline(
         data: Your documents: a directory or file of the worker's machine, s3://bucket/prefix or hf://owner/name.
             Without one, the documentation of Python on that machine.
         from_stage: Begin at this phase, or at release_model, with the weights that `start` names.
-        start: The weights to begin with: a checkpoint key, a Hugging Face directory, or an alias of the scale's model.
+        start: The weights to begin with: a checkpoint key, a Hugging Face directory, hf://owner/name, or an alias of
+            the scale's model.
         until: End after this stage. Without one, the run continues to the release.
     """
     started = time.monotonic()
     home = open_home()
-    configuration = with_tokenizer_of_start(load_scale(scale), start)
+    configuration = load_scale(scale)
     window = choose_stages(configuration, from_stage, start, until)
+    start = local_start(configuration, start)
+    configuration = with_tokenizer_of_start(configuration, start)
     refuse_missing_inputs(configuration, window, data)
     sources = list_sources(data, get_run_logger().info, "pretrain" if window.reads_documents else "sft")
     opened = open_store(store, home)

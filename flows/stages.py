@@ -48,8 +48,8 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
             raise ValueError(f"{option} {name}: the stages of scale {scale.scale} are {', '.join(names)}")
     if (start is None) != (from_stage in (None, PREPARE_DATA)):
         raise ValueError(
-            "--from STAGE and --start CHECKPOINT|HF_DIR|ALIAS go together: the one says where to begin, the other "
-            "with which weights"
+            "--from STAGE and --start CHECKPOINT|HF_DIR|hf://OWNER/NAME|ALIAS go together: the one says where to "
+            "begin, the other with which weights"
         )
     first = names.index(from_stage or PREPARE_DATA)
     last = names.index(until or RELEASE_MODEL)

@@ -81,7 +81,7 @@ def run(
         str | None, typer.Option("--from", metavar="STAGE", help="start at this phase, or at release_model")
     ] = None,
     start: Annotated[
-        str | None, typer.Option(metavar="CHECKPOINT|HF_DIR|ALIAS", help="the weights to start from")
+        str | None, typer.Option(metavar="CHECKPOINT|HF_DIR|hf://OWNER/NAME|ALIAS", help="the weights to start from")
     ] = None,
     until: Annotated[
         str | None, typer.Option(metavar="STAGE", help="stop after prepare_data, a phase, or release_model")
@@ -91,22 +91,25 @@ def run(
     """Run the pipeline at a scale: from raw documents to a promoted, served model."""
     with usage_errors():
         from configs.load import load_scale
+        from flows.check_start import check_start, local_start
         from flows.cli.native_code import warn_of_missing_code
         from flows.stages import choose_stages, refuse_missing_inputs, with_tokenizer_of_start
         from infra.home import open_home
         from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
         from infra.storage.open_store import open_store
 
-        configuration = with_tokenizer_of_start(load_scale(scale), start)
-        refuse_missing_inputs(configuration, choose_stages(configuration, from_stage, start, until), data)
+        configuration = load_scale(scale)
+        window = choose_stages(configuration, from_stage, start, until)
         if data is not None:
             _refuse_missing_data(data)
         home = open_home()
         opened = open_store(store, home)
         master = check_spark_master(configuration.data.resources.master)
         require(check_java(), check_compiler(), master, *check_room(home, opened.staging_root))
+        start = local_start(configuration, start)
+        configuration = with_tokenizer_of_start(configuration, start)
+        refuse_missing_inputs(configuration, window, data)
         if start is not None:
-            from flows.check_start import check_start
             from infra.registry.model_registry import open_registry
 
             check_start(configuration, start, opened, lambda: open_registry(home))

@@ -33,7 +33,8 @@ IMPORTED = "imported"
 moments."""
 
 
-SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
+WEIGHTS_SUFFIX = ".safetensors"
+SUFFIXES = (WEIGHTS_SUFFIX, ".json", ".jinja", ".model", ".txt")
 """Endings of weights, configuration, tokenizer and chat template."""
 
 
@@ -58,7 +59,15 @@ def _files_of(path: Path) -> list[Path]:
 def refuse_foreign_checkpoint(path: Path, recipe: ModelRecipe) -> None:
     """Raises ValueError for a directory that holds no checkpoint, or one of another architecture than the scale's. Of
     the weights the headers are read."""
-    from model.formats.hf_checkpoint import CONFIG_FILE, CheckpointTensors, read_config
+    from model.formats.hf_checkpoint import CheckpointTensors
+
+    refuse_other_config(path, recipe)
+    CheckpointTensors(path, recipe)
+
+
+def refuse_other_config(path: Path, recipe: ModelRecipe) -> None:
+    """Raises ValueError where config.json is of another architecture than the scale's."""
+    from model.formats.hf_checkpoint import CONFIG_FILE, read_config
 
     theirs = read_config(path)
     if recipe.num_nextn_predict_layers > theirs.num_nextn_predict_layers:
@@ -73,7 +82,6 @@ def refuse_foreign_checkpoint(path: Path, recipe: ModelRecipe) -> None:
             f"{name} {getattr(theirs, name)} (the scale has {getattr(recipe, name)})" for name in differing
         )
         raise ValueError(f"{path / CONFIG_FILE}: {parts}; name a scale of the same architecture")
-    CheckpointTensors(path, recipe)
 
 
 def refuse_foreign_tokenizer(path: Path, sha256: str) -> None:
@@ -114,8 +122,8 @@ def import_checkpoint(
     )
     output.path("handover/state.json").write_text(position.model_dump_json(indent=1) + "\n")
     for file in _files_of(source.path):
-        keep = link_or_copy if file.suffix == ".safetensors" else shutil.copyfile
-        keep(file, output.path(f"hf/{file.name}"))
+        keep = link_or_copy if file.suffix == WEIGHTS_SUFFIX else shutil.copyfile
+        keep(file.resolve(), output.path(f"hf/{file.name}"))  # the Hub's cache has symbolic links
     output.path(f"hf/{CONFIG_FILE}").write_text(json.dumps(canonical_config(source.path), indent=2) + "\n")
     return TrainedCheckpoint(
         phase=IMPORTED,

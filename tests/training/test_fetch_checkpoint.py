@@ -1,0 +1,109 @@
+"""`--start hf://owner/name` against a server that answers as the Hugging Face Hub does."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import shutil
+import threading
+
+import pytest
+import torch
+
+from tasks.training.fetch_checkpoint import fetch_checkpoint
+from tasks.training.import_checkpoint import describe_checkpoint_dir
+from tests.support.model_recipes import AIR, random_model
+from tests.support.saved_models import save_checkpoint
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+MODEL = AIR.model_copy(update={"num_nextn_predict_layers": 0})
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A model in two shards, and beside it what no checkpoint needs; yields the names that were asked for."""
+    directory, asked = tmp_path / "model", []
+    save_checkpoint(
+        random_model(MODEL),
+        directory,
+        eos_token_ids=(0,),
+        pad_token_id=0,
+        dtype=torch.bfloat16,
+        max_shard_bytes=200_000,
+    )
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "README.md").write_text("about it")
+    (directory / "original").mkdir()
+    shutil.copyfile(directory / "config.json", directory / "original" / "params.json")
+    files = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.partition(f"/resolve/{COMMIT}/")[2]
+            if self.path.startswith("/api/models/owner/name/tree/"):
+                tree = [
+                    {"type": "file", "path": path, "size": len(body), "oid": "b" * 40} for path, body in files.items()
+                ]
+                self._answer(json.dumps(tree).encode())
+            elif self.path.startswith("/api/models/owner/name/"):
+                listed = [{"rfilename": name} for name in files]
+                self._answer(json.dumps({"id": "owner/name", "sha": COMMIT, "siblings": listed}).encode())
+            elif name in files:
+                if self.command == "GET":
+                    asked.append(name)
+                self._answer(files[name])
+            else:
+                self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def _answer(self, body):
+            self.send_response(200)
+            digest = hashlib.sha256(body).hexdigest()
+            for key, value in {"Content-Length": len(body), "ETag": f'"{digest}"', "X-Repo-Commit": COMMIT}.items():
+                self.send_header(key, str(value))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_):
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    yield directory, asked
+    server.shutdown()
+
+
+def test_a_model_of_the_hub_is_the_directory_that_was_published_and_is_fetched_once(hub):
+    directory, asked = hub
+    fetched = fetch_checkpoint("hf://owner/name", MODEL)
+    assert describe_checkpoint_dir(fetched).digest == describe_checkpoint_dir(directory).digest
+    assert len([name for name in asked if name.endswith(".safetensors")]) > 1
+    assert not {"README.md", "original/params.json"} & set(asked)
+    before = len(asked)
+    assert fetch_checkpoint(f"hf://owner/name@{COMMIT}", MODEL) == fetched and len(asked) == before
+
+
+def test_weights_of_another_architecture_are_not_fetched(hub):
+    _, asked = hub
+    with pytest.raises(ValueError, match=r"config\.json: n_routed_experts 8 \(the scale has 4\)"):
+        fetch_checkpoint("hf://owner/name", MODEL.model_copy(update={"n_routed_experts": 4}))
+    assert "config.json" in asked and not [name for name in asked if name.endswith(".safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("hf://name", "names no model: write hf://owner/name"), ("hf://owner/other", "cannot be fetched .* HF_TOKEN")],
+)
+def test_an_address_without_a_model_is_one_message(hub, address, message):
+    with pytest.raises(ValueError, match=message):
+        fetch_checkpoint(address, MODEL)
