@@ -69,6 +69,8 @@ def refuse_other_config(path: Path, recipe: ModelRecipe) -> None:
     """Raises ValueError where config.json is of another architecture than the scale's."""
     from model.formats.hf_checkpoint import CONFIG_FILE, read_config
 
+    if (path / "adapter_config.json").is_file() and not (path / CONFIG_FILE).is_file():
+        raise ValueError(f"{path} holds an adapter, no model: name a directory in which it is merged into its weights")
     theirs = read_config(path)
     if recipe.num_nextn_predict_layers > theirs.num_nextn_predict_layers:
         raise ValueError(
