@@ -87,7 +87,7 @@ def corpus_cost(measured: dict[str, dict[str, Any]], terabytes: float) -> dict[s
         megabytes = row["megabytes"] * times
         stored = row["stored_bytes_per_mb"] * megabytes
         costs[name] = StageCost(
-            core_hours=row["cpu_seconds_per_further_mb"] * megabytes / HOUR,
+            core_hours=max(row["cpu_seconds_per_further_mb"], 0.0) * megabytes / HOUR,  # noise, where nothing is read
             shuffled_terabytes=row["shuffled_bytes_per_document"] * row["num_documents"] * times / TERABYTE,
             stored_terabytes=stored / TERABYTE,
             put_requests=stored / UPLOADED_PART_BYTES,
