@@ -102,13 +102,13 @@ def run(
         window = choose_stages(configuration, from_stage, start, until)
         if data is not None:
             _refuse_missing_data(data)
-        home = open_home()
-        opened = open_store(store, home)
-        master = check_spark_master(configuration.data.resources.master)
-        require(check_java(), check_compiler(), master, *check_room(home, opened.staging_root))
+        require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master))
         start = local_start(configuration, start)
         configuration = with_tokenizer_of_start(configuration, start)
         refuse_missing_inputs(configuration, window, data)
+        home = open_home()
+        opened = open_store(store, home)
+        require(*check_room(home, opened.staging_root))
         if start is not None:
             from infra.registry.model_registry import open_registry
 

@@ -121,7 +121,7 @@ def test_a_wrong_choice_is_refused_before_a_run_exists(name, value, allowed, dep
 
 def test_a_missing_directory_fails_at_once_and_says_so(deployed, tmp_path):
     failed = deployed.wait(deployed.start(scale="micro", data=str(tmp_path / "absent")), "Failed")
-    assert f"{tmp_path / 'absent'} is not a directory of this machine" in failed["state"]["message"]
+    assert f"{tmp_path / 'absent'} is not on this machine" in failed["state"]["message"]
 
 
 def test_a_killed_flow_run_and_worker_come_back(deployed):

@@ -16,12 +16,12 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
+from safetensors.torch import load_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from configs.load import load_scale
 from flows.stages import choose_stages, refuse_missing_inputs, with_tokenizer_of_start
-from model.formats.hf_checkpoint import load_model
 from model.text.tokenizer_layout import PUBLISHED_PRETOKENIZER_PATTERN, SHOWN_TOKENS, SPECIAL_TOKENS
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
 from tests.conftest import ROOT
@@ -105,7 +105,8 @@ def write_scale(path, directory, digest: str, adapter: str = "lora", **resources
         "path": str(directory / "tokenizer.json"),
         "sha256": digest,
     }
-    scale["data"]["recipe"]["chats"] |= {"validation_share": 0.2, "max_rejected_share": 0.0}
+    scale["data"]["recipe"]["chats"] |= {"validation_share": 0.3, "max_rejected_share": 0.0}
+    scale["release"]["recipe"] |= {"smoke_min_margin": 0.002}  # a model that has hardly learned is seldom sure
     scale["data"]["recipe"]["synthesize"]["num_chats"] = 0
     scale["model"]["recipe"] = AIR | {"partial_rotary_factor": 0.5, "rope_theta": 1e6, "num_nextn_predict_layers": 0}
     scale["courses"] = [course for course in scale["courses"] if course["recipe"]["name"] == "sft"]
@@ -165,18 +166,19 @@ def test_a_model_of_others_is_tuned_on_conversations_released_and_reported(given
     assert "bits per byte, chat" in card and "multiple choice | not measured" in card
 
 
-def test_the_adapter_computes_for_peft_what_the_released_model_computes(given, finished, tmp_path):
+def test_the_adapter_merged_by_peft_is_the_released_model(given, finished):
     _, home = finished
     (adapter,) = [path.parent for path in home.glob("store/objects/*/*/adapter/adapter_config.json")]
-    theirs = PeftModel.from_pretrained(Glm4MoeForCausalLM.from_pretrained(given[0], dtype=torch.float32), str(adapter))
-    (released,) = [path.parent for path in home.glob("store/objects/*/*/hf/model.safetensors")]
-    tokens_BT = torch.arange(24).view(2, 12)
-    with torch.no_grad():
-        expected, base = theirs(tokens_BT).logits, theirs.base_model.model
-        merged = load_model(released)(tokens_BT).logits_BTV
-        with theirs.disable_adapter():
-            moved = (expected - base(tokens_BT).logits).norm()
-    assert (merged - expected).norm() < 0.1 * moved  # its matrices were rounded to bfloat16
+    base = Glm4MoeForCausalLM.from_pretrained(given[0], dtype=torch.float32)
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().state_dict()
+    (released,) = home.glob("store/objects/*/*/hf/model.safetensors")
+    compared = 0
+    for name, tensor in load_file(released).items():
+        if re.search(r"self_attn\..*_proj\.weight|shared_experts", name):
+            torch.testing.assert_close(tensor, merged[name].bfloat16(), rtol=2**-7, atol=1e-6)
+            compared += not before[name].equal(merged[name])
+    assert compared == AIR["num_hidden_layers"] * 4 + (AIR["num_hidden_layers"] - 1) * 3
 
 
 def test_the_store_holds_names_of_the_given_weights_and_no_copy(given, finished):
