@@ -46,7 +46,7 @@ def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tu
         _table(
             ("phase", "objective", "steps", "tokens", "checkpoint"),
             [
-                (phase.name, trained.objective, trained.num_steps, trained.num_tokens, phase.checkpoint.digest[:DIGITS])
+                (phase.name, phase.objective, trained.num_steps, trained.num_tokens, phase.checkpoint.digest[:DIGITS])
                 for phase, trained in ((phase, phase.checkpoint.record) for phase in phases)
             ],
         ),

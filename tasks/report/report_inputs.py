@@ -32,6 +32,14 @@ class ReportedPhase:
     """What a source document expects without evidence; shown beside the measured one."""
 
     @property
+    def objective(self) -> str:
+        """What the phase trained for, and by which adapter if not by all weights."""
+        recipe = self.checkpoint.manifest.identity["recipe"] or {}  # none: weights from outside
+        adapter = recipe.get("adapter", {"kind": "none"})
+        how = "" if adapter["kind"] == "none" else f", {adapter['kind']} of rank {adapter['rank']}"
+        return f"{self.checkpoint.record.objective}{how}"
+
+    @property
     def stages(self) -> list[Artifact[Any]]:
         return [
             artifact

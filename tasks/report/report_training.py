@@ -69,7 +69,7 @@ def _table(phases: ReportedPhases) -> str:
     logged = [(phase, phase.checkpoint.record, read_metrics(phase.checkpoint)) for phase in phases]
     columns: dict[str, list[Figure | str | int]] = {
         "phase": [phase.name for phase, _, _ in logged],
-        "objective": [record.objective for _, record, _ in logged],
+        "objective": [phase.objective for phase, _, _ in logged],
         "steps": [record.num_steps for _, record, _ in logged],
         "tokens": [record.num_tokens for _, record, _ in logged],
         "last loss": [_number(None if record.mean_reward is not None else record.lm_loss) for _, record, _ in logged],

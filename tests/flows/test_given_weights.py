@@ -163,6 +163,7 @@ def test_a_model_of_others_is_tuned_on_conversations_released_and_reported(given
     stages = [stage["name"] for stage in outcome["stages"] if stage["digest"] and "contract" not in stage["name"]]
     assert set(stages[: stages.index("import_checkpoint")]) == DATA_STEPS, "no step of documents"
     card = Path(outcome["report"]).with_name("air_chats-model-card.md").read_text()
+    assert "| sft | sft, lora of rank 16 |" in card
     assert "bits per byte, chat" in card and "multiple choice | not measured" in card
 
 
