@@ -66,12 +66,8 @@ def full_pipeline(
     refuse_missing_inputs(configuration, window, data)
     sources = list_sources(data, get_run_logger().info, "pretrain" if window.reads_documents else "sft")
     opened = open_store(store, home)
-    require(
-        check_java(),
-        check_compiler(),
-        check_spark_master(configuration.data.resources.master),
-        *check_room(home, opened.staging_root),
-    )
+    require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master))
+    require(*check_room(home, opened.staging_root))
     require_sandbox(sources.files)
     mlflow = tracking_uri()
     if start is not None:

@@ -218,11 +218,8 @@ def main() -> None:
             }
         stop_spark()
         if options.no_peer:
-            print(
-                json.dumps(
-                    {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "driver_mib": run.driver_mib, **figures}
-                )
-            )
+            own = {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "driver_mib": run.driver_mib}
+            print(json.dumps(own | figures))
             return
         peer, simple = (run_datatrove(corpus.texts, directory / words, words) for words in ("own", "white_space"))
     for name, timing in (("datatrove", peer), ("datatrove, words by white space", simple)):

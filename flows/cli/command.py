@@ -96,12 +96,12 @@ def run(
         from flows.stages import choose_stages, refuse_missing_inputs, with_tokenizer_of_start
         from infra.home import open_home
         from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
+        from infra.registry.model_registry import open_registry
         from infra.storage.open_store import open_store
 
         configuration = load_scale(scale)
         window = choose_stages(configuration, from_stage, start, until)
-        if data is not None:
-            _refuse_missing_data(data)
+        _refuse_missing_data(data)
         require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master))
         start = local_start(configuration, start)
         configuration = with_tokenizer_of_start(configuration, start)
@@ -110,8 +110,6 @@ def run(
         opened = open_store(store, home)
         require(*check_room(home, opened.staging_root))
         if start is not None:
-            from infra.registry.model_registry import open_registry
-
             check_start(configuration, start, opened, lambda: open_registry(home))
         warn_of_missing_code()
     code = EXIT_FAILED
@@ -131,7 +129,9 @@ def run(
         _leave(code)
 
 
-def _refuse_missing_data(data: str) -> None:
+def _refuse_missing_data(data: str | None) -> None:
+    if data is None:
+        return
     from flows.parameters import existing_data
     from tasks.data.sources.remote_sources import is_remote, refuse_missing_address
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.server
-import json
 import shutil
-import threading
 
 import pytest
 import torch
 
 from tasks.training.fetch_checkpoint import fetch_checkpoint
 from tasks.training.import_checkpoint import describe_checkpoint_dir
+from tests.support.cluster.model_hub import COMMIT, model_hub
 from tests.support.model_recipes import AIR, random_model
 from tests.support.saved_models import save_checkpoint
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = AIR.model_copy(update={"num_nextn_predict_layers": 0})
 
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """A model in two shards, and beside it what no checkpoint needs; yields the names that were asked for."""
-    directory, asked = tmp_path / "model", []
+    directory = tmp_path / "model"
     save_checkpoint(
         random_model(MODEL),
         directory,
@@ -38,49 +34,16 @@ def hub(monkeypatch, tmp_path):
     shutil.copyfile(directory / "config.json", directory / "original" / "params.json")
     files = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
-    class Hub(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            name = self.path.partition(f"/resolve/{COMMIT}/")[2]
-            if self.path.startswith("/api/models/owner/name/tree/"):
-                tree = [
-                    {"type": "file", "path": path, "size": len(body), "oid": "b" * 40} for path, body in files.items()
-                ]
-                self._answer(json.dumps(tree).encode())
-            elif self.path.startswith("/api/models/owner/name/"):
-                listed = [{"rfilename": name} for name in files]
-                self._answer(json.dumps({"id": "owner/name", "sha": COMMIT, "siblings": listed}).encode())
-            elif name in files:
-                if self.command == "GET":
-                    asked.append(name)
-                self._answer(files[name])
-            else:
-                self.send_error(404)
+    tree = [{"type": "file", "path": path, "size": len(body), "oid": "b" * 40} for path, body in files.items()]
+    described = {"id": "owner/name", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
 
-        do_HEAD = do_GET
+    def answer(path):
+        if path.startswith("/api/models/owner/name/tree/"):
+            return tree
+        return described if path.startswith("/api/models/owner/name/") else None
 
-        def _answer(self, body):
-            self.send_response(200)
-            digest = hashlib.sha256(body).hexdigest()
-            for key, value in {"Content-Length": len(body), "ETag": f'"{digest}"', "X-Repo-Commit": COMMIT}.items():
-                self.send_header(key, str(value))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def log_message(self, *_):
-            return
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_address[1]}"
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    yield directory, asked
-    server.shutdown()
+    with model_hub(files, answer, tmp_path / "cache", monkeypatch) as asked:
+        yield directory, asked
 
 
 def test_a_model_of_the_hub_is_the_directory_that_was_published_and_is_fetched_once(hub):

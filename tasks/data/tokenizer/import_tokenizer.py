@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from infra.step import Output, digest_of, step
 from model.text.tokenizer_layout import SPECIAL_TOKENS_BY_LAYOUT, byte_characters
 from tasks.data.tokenizer.tokenizer_report import write_no_report
-from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer, write_companions
+from tasks.data.tokenizer.train_tokenizer import TOKENIZER_FILES, TrainedTokenizer, write_companions
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,16 +22,7 @@ if TYPE_CHECKING:
     from configs.schema import TokenizerRecipe
 
 
-@step(
-    content=(
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "vocabulary.parquet",
-        "tokenizer_report.parquet",
-    ),
-    distributions=("tokenizers", "pyarrow", "gguf"),
-)
+@step(content=TOKENIZER_FILES, distributions=("tokenizers", "pyarrow", "gguf"))
 def import_tokenizer(*, recipe: TokenizerRecipe, output: Output) -> TrainedTokenizer:
     """Raises ValueError for a file that is not the named one, or that shards, chats or the release cannot use."""
     tokenizer = read_given_tokenizer(recipe)

@@ -71,16 +71,18 @@ class TrainedTokenizer(Record):
     """sha256 of the tokenizer.json that was given; empty where it was learned here."""
 
 
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "vocabulary.parquet",
+    "tokenizer_report.parquet",
+)
+"""Of every tokenizer, learned or given."""
+
+
 @step(
-    content=(
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "vocabulary.parquet",
-        "tokenizer_report.parquet",
-        MODEL_FILE,
-    ),
-    distributions=("pyspark", "pyarrow", "tokenizers", "numpy", "sentencepiece"),
+    content=(*TOKENIZER_FILES, MODEL_FILE), distributions=("pyspark", "pyarrow", "tokenizers", "numpy", "sentencepiece")
 )
 def train_tokenizer(
     *, documents: Artifact[DecontaminatedDocuments], recipe: TokenizerRecipe, resources: SparkResources, output: Output

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import http.server
 import io
 import json
 import os
 import re
 import shutil
 import subprocess
-import threading
 import zlib
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from tasks.data.readers.git_trees import _commits, _licence_of, commit_mark, com
 from tasks.data.readers.source_bytes import BLOCK_BYTES, ChangedSourceError, open_source
 from tasks.data.sources.globs import Glob
 from tasks.data.sources.list_sources import list_sources
+from tests.support.cluster.model_hub import COMMIT, model_hub
 from tests.support.data_inputs import SHARED_DATA, write_corpus, write_jsonl
 
 
@@ -466,53 +465,15 @@ def hub(monkeypatch, tmp_path):
     write_jsonl(tmp_path / "train.jsonl.gz", [{"text": "From the hub."}])
     data, card = (tmp_path / "train.jsonl.gz").read_bytes(), b"---\nlicense: cc0-1.0\n---\n"
     files = {"en/train.jsonl.gz": data, "fr/train.jsonl.gz": data, "en/test.jsonl.gz": data, "README.md": card}
-    commit = "0123456789abcdef0123456789abcdef01234567"
+    listed: list[dict] = [{"rfilename": name, "size": len(body), "blobId": "b" * 40} for name, body in files.items()]
+    listed[0]["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+    described = {"id": "owner/name", "sha": COMMIT, "siblings": listed, "cardData": {"license": "cc0-1.0"}}
 
-    class Hub(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            name = self.path.partition(f"/resolve/{commit}/")[2]
-            if self.path.startswith("/api/datasets/owner/name"):
-                listed = [{"rfilename": name, "size": len(body), "blobId": "b" * 40} for name, body in files.items()]
-                listed[0]["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
-                self._answer(
-                    json.dumps(
-                        {"id": "owner/name", "sha": commit, "siblings": listed, "cardData": {"license": "cc0-1.0"}}
-                    ).encode()
-                )
-            elif name in files:
-                self._answer(files[name])
-            else:
-                self.send_error(404)
+    def answer(path):
+        return described if path.startswith("/api/datasets/owner/name") else None
 
-        do_HEAD = do_GET
-
-        def _answer(self, body):
-            self.send_response(200)
-            headers = {
-                "Content-Length": len(body),
-                "ETag": f'"{hashlib.sha256(body).hexdigest()}"',
-                "X-Repo-Commit": commit,
-            }
-            for key, value in headers.items():
-                self.send_header(key, str(value))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def log_message(self, *_):
-            return
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_address[1]}"
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    yield commit
-    server.shutdown()
+    with model_hub(files, answer, tmp_path / "cache", monkeypatch):
+        yield COMMIT
 
 
 def test_a_dataset_of_the_hub_is_listed_by_its_revision_without_what_it_holds_out(hub):
