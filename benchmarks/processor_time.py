@@ -16,8 +16,9 @@ LOOK_SECONDS = 0.25
 class ProcessorTime:
     """Sums what each process has used when it was last seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, only_new: bool = False) -> None:
         self._own = psutil.Process()
+        self._earlier = {process.pid for process in self._own.children(recursive=True)} if only_new else set[int]()
         self._used: dict[tuple[int, float], float] = {}
         self._one_at_a_time = threading.Lock()
         self.driver_mib: dict[str, int] = {"python": 0, "java": 0}
@@ -27,6 +28,8 @@ class ProcessorTime:
         """Until now."""
         with self._one_at_a_time:
             for process in (self._own, *self._own.children(recursive=True)):
+                if process.pid in self._earlier:
+                    continue
                 try:
                     times = process.cpu_times()
                     self._used[process.pid, process.create_time()] = times.user + times.system
@@ -39,9 +42,9 @@ class ProcessorTime:
 
 
 @contextmanager
-def processor_time() -> Iterator[ProcessorTime]:
-    """Looks at the processes while the block runs."""
-    meter, is_over = ProcessorTime(), threading.Event()
+def processor_time(only_new: bool = False) -> Iterator[ProcessorTime]:
+    """Looks at the processes while the block runs; with `only_new`, not at those that are children already."""
+    meter, is_over = ProcessorTime(only_new), threading.Event()
 
     def look() -> None:
         while not is_over.wait(LOOK_SECONDS):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 PROCESSOR_FILE = Path("/proc/cpuinfo")
 NATIVE_ROOT = Path(sys.prefix) / "torch_extensions"
+SOURCE_SUFFIXES = (".cpp", ".h")
 DESCRIPTION_FILE = "machine.txt"
 NAMED_FEATURES = ("avx2", "avx512f", "amx_tile")
 

@@ -14,6 +14,7 @@ from infra.step import Artifact
 from tasks.data.packing.pack_phase import PackedPhase
 from tasks.evaluation.decide_gate import decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation, evaluate_checkpoint
+from tasks.evaluation.evaluate_pairs import PairEvaluation
 from tasks.prepared_data import PreparedData
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
@@ -31,6 +32,7 @@ def evaluate(
         suite=prepared.suite,
         recipe=section.recipe,
         resources=section.resources,
+        job=section.resources,
     )
 
 
@@ -42,8 +44,10 @@ def assess_checkpoint(
     packed: Artifact[PackedPhase] | None,
     start_evaluation: Artifact[Evaluation] | None,
     run_id: str,
+    pairs: Artifact[PairEvaluation] | None = None,
 ) -> AssessedModel:
-    """Judge a checkpoint by the gate of a phase. A refusal is a result; the version is registered either way."""
+    """Judge a checkpoint by the gate of a phase, with its figures of preference pairs where it trained on some. A
+    refusal is a result; the version is registered either way."""
     client, name = connect(run.mlflow), model_name(run.scale.scale)
     evaluation = evaluate(run, prepared, checkpoint, f"evaluate {phase.name}")
     check_contract(run, evaluation, "evaluation_items", stage=f"contract answers {phase.name}")
@@ -56,6 +60,7 @@ def assess_checkpoint(
         champion_evaluation=None,
         anchors=None,
         recipe=phase.recipe.gate,
+        pairs=pairs,
     )
     finish_phase(run, phase, run_id, checkpoint, evaluation, decision)
 
@@ -69,7 +74,8 @@ def assess_checkpoint(
     )
     if decision.record.accepted:
         run_effect(run, f"alias {phase.name}", lambda: ensure_alias(client, name, phase.name, version))
-    return AssessedModel(phase, packed, checkpoint, evaluation, decision, version, run_id, decision.record.refusals)
+    reasons = decision.record.refusals
+    return AssessedModel(phase, packed, checkpoint, evaluation, decision, version, run_id, reasons, pairs)
 
 
 def evaluation_tags(phase: PhaseSection, evaluation: Evaluation) -> dict[str, str]:

@@ -14,16 +14,22 @@ from flows.post_train_model import post_train_model
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
 from flows.release_model import promote_release, release_model
-from flows.running.run import AssessedModel, ReleasedModel, Run
+from flows.running.run import ReleasedModel, Run
 from flows.running.stage_log import StageLog
 from flows.show.outcome import RunOutcome
 from flows.show.report_run import PublishedReport, report_run
 from flows.show.reported import reported_phases
 from flows.show.show_run import show_data, show_outcome
 from flows.show.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
-from flows.stages import StageWindow, choose_stages, refuse_missing_inputs, with_tokenizer_of_start
+from flows.stages import (
+    StageWindow,
+    choose_stages,
+    refuse_missing_inputs,
+    with_tokenizer_of_start,
+    without_required_gains,
+)
 from flows.start_weights import find_start
-from flows.train_phases import PhaseHistory, assess_start, pack_phases
+from flows.train_phases import PhaseHistory, assess_start, pack_phases, pack_preferences
 from infra.home import open_home
 from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
 from infra.registry.experiment_tracking import connect
@@ -63,6 +69,7 @@ def full_pipeline(
     window = choose_stages(configuration, from_stage, start, until)
     start = local_start(configuration, start)
     configuration = with_tokenizer_of_start(configuration, start)
+    configuration = configuration if data is None else without_required_gains(configuration)
     refuse_missing_inputs(configuration, window, data)
     sources = list_sources(data, get_run_logger().info, "pretrain" if window.reads_documents else "sft")
     opened = open_store(store, home)
@@ -76,19 +83,19 @@ def full_pipeline(
         configuration, home, opened, mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info)
     )
 
-    prepared = prepare_data(run, sources, window.reads_documents)
+    prepared = prepare_data(run, sources, window.reads_documents, window.reads_pairs)
     approve_inputs(run, prepared.contracts)
     show_data(run, prepared)
     history = _train(run, prepared, window, start)
-    assessed = history.last
+    candidate = history.candidate
     released = (
-        release_model(run, prepared, assessed)
-        if window.releases and assessed is not None and not assessed.reasons
+        release_model(run, prepared, candidate)
+        if window.releases and candidate is not None and not history.reasons
         else None
     )
     phases = reported_phases(history.models, window.phases)
     report = report_run(run, prepared, phases, released) if phases.phases else None
-    outcome = _outcome(run, assessed, released, report, time.monotonic() - started)
+    outcome = _outcome(run, history, released, report, time.monotonic() - started)
     show_outcome(run, phases, outcome)
     finish_pipeline(run, outcome, () if report is None else report.files)
     if released is not None and released.promotion.record.accepted:
@@ -99,7 +106,8 @@ def full_pipeline(
 def _train(run: Run, prepared: PreparedData, window: StageWindow, start: str | None) -> PhaseHistory:
     """Trains the phases of the window, one after the other; weights that are released without training are assessed."""
     rows = pack_phases(run, prepared, window.phases)
-    history = PhaseHistory(None if start is None else find_start(run, start, prepared), rows)
+    pairs = pack_preferences(run, prepared, window.phases)
+    history = PhaseHistory(None if start is None else find_start(run, start, prepared), rows, pairs)
     if window.pre_training:
         history = pretrain_model(run, prepared, window.pre_training, history)
     if window.mid_training:
@@ -112,25 +120,19 @@ def _train(run: Run, prepared: PreparedData, window: StageWindow, start: str | N
 
 
 def _outcome(
-    run: Run,
-    assessed: AssessedModel | None,
-    released: ReleasedModel | None,
-    report: PublishedReport | None,
-    seconds: float,
+    run: Run, history: PhaseHistory, released: ReleasedModel | None, report: PublishedReport | None, seconds: float
 ) -> RunOutcome:
     """The result of the run, before an accepted release is promoted."""
     accepted = released is not None and released.promotion.record.accepted
+    candidate = history.candidate
     return RunOutcome(
         promoted=accepted,
         model=model_name(run.scale.scale),
         alias=CHAMPION if accepted else "",
-        version="" if assessed is None else assessed.version,
+        version="" if candidate is None else candidate.version,
         seconds=round(seconds, 1),
-        digest="" if assessed is None else assessed.checkpoint.record.export_digest,
+        digest="" if candidate is None else candidate.checkpoint.record.export_digest,
         report="" if report is None else str(report.path),
         stages=run.log.results,
-        reasons=[
-            *(assessed.reasons if assessed is not None else ()),
-            *(released.reasons if released is not None else ()),
-        ],
+        reasons=[*history.reasons, *(released.reasons if released is not None else ())],
     )

@@ -24,8 +24,10 @@ from tasks.data.deduplication.split_documents import split_documents
 from tasks.data.extraction.extract_documents import extract_documents
 from tasks.data.extraction.remove_boilerplate import remove_boilerplate
 from tasks.data.filtering.filter_documents import filter_documents
+from tasks.data.preferences.collect_preferences import collect_preferences
 from tasks.data.privacy.mask_personal_data import mask_personal_data
 from tasks.data.problems.synthesize_problems import synthesize_problems
+from tasks.data.prompts.collect_prompts import collect_prompts
 from tasks.data.repositories.concatenate_repositories import concatenate_repositories
 from tasks.data.scoring.score_documents import score_documents
 from tasks.data.scoring.train_classifiers import train_classifiers
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from configs.schema import TokenizerRecipe
     from tasks.data.privacy.mask_personal_data import MaskedDocuments
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
+    from tasks.data.seeds.verify_solutions import VerifiedSolutions
     from tasks.data.sources.ingest_documents import IngestedDocuments
     from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 
@@ -76,9 +79,9 @@ class DataStages:
 
 
 @flow(name="prepare_data", flow_run_name="raw documents to token shards", validate_parameters=False)
-def prepare_data(run: Run, sources: SourceListing, reads_documents: bool) -> PreparedData:
+def prepare_data(run: Run, sources: SourceListing, reads_documents: bool, reads_pairs: bool) -> PreparedData:
     """Prepare the data of a scale; Spark is stopped at the end. Without `reads_documents`, the run's phases read only
-    conversations: nothing is done with documents."""
+    conversations: nothing is done with documents. With `reads_pairs`, preference pairs are collected."""
     stages = DataStages(run)
     given = (
         stages.on_driver(import_tokenizer, "tokenizer", _tokenizer(run)) if _tokenizer(run).kind == "given" else None
@@ -86,8 +89,15 @@ def prepare_data(run: Run, sources: SourceListing, reads_documents: bool) -> Pre
     ingested = read_sources(stages, sources, reads_documents)
     clean = clean_documents(stages, sources, ingested) if reads_documents else {}
     problems = stages.on_driver(synthesize_problems, "problems", stages.recipe.synthesize)
-    whole = decontaminate(stages, ingested, clean["masked"], problems) if reads_documents else {}
-    conversations = make_conversations(stages, sources, ingested, problems)
+    solutions = stages.on_driver(verify_solutions, "solutions", None, sources=sources)
+    whole = decontaminate(stages, sources, ingested, clean["masked"], problems, solutions) if reads_documents else {}
+    conversations = make_conversations(stages, sources, ingested, problems, solutions)
+    preferences = None
+    if reads_pairs:
+        collection = stages.recipe.preference_collection
+        preferences = stages.on_spark(
+            collect_preferences, "preferences", collection, sources=sources, synthetic=problems, ingested=ingested
+        )
     tokenizer = given or stages.on_spark(
         train_tokenizer, "tokenizer", _tokenizer(run), documents=whole["decontaminated"]
     )
@@ -112,6 +122,7 @@ def prepare_data(run: Run, sources: SourceListing, reads_documents: bool) -> Pre
         problems=problems,
         documents=PreparedDocuments(**clean, **whole, **shards) if reads_documents else None,
         **conversations,
+        preferences=preferences,
         tokenizer=tokenizer,
         chat_shards=chat_shards,
         suite=suite,
@@ -168,24 +179,30 @@ def clean_documents(stages: DataStages, sources: SourceListing, ingested: Artifa
 
 def decontaminate(
     stages: DataStages,
+    sources: SourceListing,
     ingested: Artifact[IngestedDocuments],
     masked: Artifact[MaskedDocuments],
     problems: Artifact[SynthesizedProblems],
+    solutions: Artifact[VerifiedSolutions],
 ) -> Artifacts:
-    """All documents without what evaluation asks, with verified problems; then whole repositories."""
+    """All documents and prompts without what evaluation asks, with verified problems; then whole repositories."""
     recipe = stages.recipe
+    prompts = stages.on_driver(
+        collect_prompts, "prompts", recipe.prompts, sources=sources, synthetic=problems, solutions=solutions
+    )
     decontaminated = stages.on_spark(
         decontaminate_documents,
         "decontaminated",
         recipe.decontaminate,
         documents=masked,
         synthetic=problems,
+        prompts=prompts,
         ingested=ingested,
     )
     repositories = stages.on_spark(
         concatenate_repositories, "repositories", recipe.repositories, documents=decontaminated
     )
-    return {"decontaminated": decontaminated, "repositories": repositories}
+    return {"prompts": prompts, "decontaminated": decontaminated, "repositories": repositories}
 
 
 def make_conversations(
@@ -193,10 +210,10 @@ def make_conversations(
     sources: SourceListing,
     ingested: Artifact[IngestedDocuments],
     problems: Artifact[SynthesizedProblems],
+    solutions: Artifact[VerifiedSolutions],
 ) -> Artifacts:
     """Conversations of the sources, of verified solutions, of variations, and of a teacher where one is configured."""
     recipe, teacher = stages.recipe, stages.recipe.teacher
-    solutions = stages.on_driver(verify_solutions, "solutions", None, sources=sources)
     variations = stages.on_driver(vary_problems, "variations", recipe.seed_variations, sources=sources)
     traces = None
     if teacher.request.base_url:

@@ -1,4 +1,4 @@
-"""Release: GGUF files, their evaluation, comparison with champion and anchors, smoke test, promotion or refusal."""
+"""Release: GGUF files, quantized checkpoints, comparison with champion and anchors, smoke test, promotion, refusal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prefect import flow
 
 from flows.assess_checkpoint import evaluate
+from flows.quantize_model import quantize_model
 from flows.running.run import AssessedModel, ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
 from infra.registry.experiment_tracking import connect
@@ -17,6 +18,7 @@ from infra.registry.model_registry import (
     GGUF_TAG,
     PROMOTION_DECISION_TAG,
     PROMOTION_TAG,
+    QUANTIZED_TAG,
     Done,
     RegisteredVersion,
     ensure_alias,
@@ -33,7 +35,7 @@ from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.release.decide_promotion import decide_promotion
-from tasks.release.decide_quantization import decide_quantization
+from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
 from tasks.release.smoke_test import SmokeReport, smoke_test
@@ -59,20 +61,35 @@ class Rivals:
 
 @flow(name="release_model", flow_run_name="quantize, serve, compare", validate_parameters=False)
 def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> ReleasedModel:
-    """Register the last phase's checkpoint as a release, and accept it for the alias `champion` or refuse it with
+    """Register a phase's checkpoint as a release, and accept it for the alias `champion` or refuse it with
     reasons."""
     checkpoint = assessed.checkpoint
-    recipe, serving = run.scale.release.recipe, run.scale.serving.resources
+    recipe, job, serving = run.scale.release.recipe, run.scale.release.resources, run.scale.serving.resources
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
-    gguf = run_step(run, convert_to_gguf, checkpoint=checkpoint, recipe=recipe)
+    gguf = run_step(run, convert_to_gguf, checkpoint=checkpoint, recipe=recipe, job=job)
     gguf_evaluation = run_step(
-        run, evaluate_gguf, gguf=gguf, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=serving
+        run,
+        evaluate_gguf,
+        gguf=gguf,
+        checkpoint=checkpoint,
+        suite=prepared.suite,
+        recipe=recipe,
+        resources=serving,
+        job=job,
     )
+    quantized = quantize_model(run, prepared, checkpoint)
     quantization_decision = run_step(
-        run, decide_quantization, stage="gate quantization", gguf_evaluation=gguf_evaluation, recipe=recipe
+        run,
+        decide_quantization,
+        stage="gate quantization",
+        gguf_evaluation=gguf_evaluation,
+        quantized=QuantizedEvaluations({name: model.evaluation for name, model in quantized.items()}),
+        recipe=recipe,
     )
-    reference = run_step(run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe)
+    reference = run_step(
+        run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=job, job=job
+    )
 
     rivals = run_effect(run, "look up champion", lambda: look_up_rivals(client, name), describe=_describe_rivals)
     decision = judge_against_rivals(run, prepared, assessed, rivals)
@@ -92,6 +109,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         PROMOTION_TAG: decision.key,
         PROMOTION_DECISION_TAG: promotion.key,
         GGUF_TAG: gguf.key,
+        **{f"{QUANTIZED_TAG}{name}": model.checkpoint.key for name, model in quantized.items()},
         "glm46.smoke_test": "passed" if smoke.passed else "failed",
     }
     version, _ = run_effect(
@@ -101,7 +119,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         describe=lambda result: f"version {result[0]} {result[1]}",
     )
     anchored = () if rivals.is_champion(checkpoint) else decision.record.anchored
-    return ReleasedModel(version, anchored, gguf_evaluation, quantization_decision, decision, promotion)
+    return ReleasedModel(version, anchored, gguf_evaluation, quantized, quantization_decision, decision, promotion)
 
 
 def look_up_rivals(client: MlflowClient, name: str) -> Rivals:
@@ -138,7 +156,7 @@ def judge_against_rivals(
         start_evaluation=None,
         champion_evaluation=champion,
         anchors=Anchors(anchors),
-        recipe=run.scale.phases[-1].recipe.gate,
+        recipe=assessed.phase.recipe.gate,
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.schema import PhaseSection, Scale
+from configs.schema import CALIBRATED_FORMATS, JobResources, PhaseSection, Scale
 from infra.storage.store import hash_file
 from tasks.data.tokenizer.import_tokenizer import read_given_tokenizer
-from tasks.training.plan.launch_rules import refuse_impossible_training
+from tasks.training.plan.launch_rules import incomplete_queue, refuse_impossible_training
 
 PREPARE_DATA = "prepare_data"
 RELEASE_MODEL = "release_model"
@@ -22,6 +22,11 @@ class StageWindow:
     releases: bool
     reads_documents: bool
     """Whether documents are prepared. They are not where the tokenizer is given and the phases read conversations."""
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether preference pairs are prepared."""
+        return any(phase.recipe.reads_pairs for phase in self.phases)
 
     @property
     def pre_training(self) -> tuple[PhaseSection, ...]:
@@ -63,12 +68,61 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
             f"bpe, or leave before "
             f"the release with --until {names[-2]}"
         )
+    calibrated = [name for name in scale.release.recipe.quantized_formats if name in CALIBRATED_FORMATS]
+    if RELEASE_MODEL in chosen and calibrated and scale.calibration_phase is None:
+        raise ValueError(
+            f"release.recipe.quantized_formats holds {' and '.join(calibrated)}, which look at rows of a phase, and "
+            f"no phase of scale {scale.scale} reads any: leave them out, or leave before the release with --until "
+            f"{names[-2]}"
+        )
     phases = tuple(phase for phase in scale.phases if phase.name in chosen)
+    _refuse_missing_starts(scale, phases)
+    if start is None and phases and phases[0].recipe.samples_solutions:
+        raise ValueError(
+            f"phase {phases[0].name} samples answers from the weights that it starts from, and there are none: put a "
+            f"phase before it, or run with --from {phases[0].name} --start WEIGHTS"
+        )
+    if RELEASE_MODEL in chosen and (scale.released_phase is None or (phases and scale.released_phase not in phases)):
+        raise ValueError(
+            f"the stages {', '.join(chosen)} leave nothing to release, for a reward model does not answer: end with "
+            f"--until {scale.phases[-1].name}"
+        )
     for phase in phases:
         refuse_impossible_training(scale.training_recipe(phase), phase.resources)
+    if chosen != [PREPARE_DATA]:
+        _refuse_impossible_job("evaluation", scale.evaluation.resources)
+    if RELEASE_MODEL in chosen:
+        _refuse_impossible_job("release", scale.release.resources)
     packed = [each for phase in phases for each in (*scale.packed_before(phase), phase)]
     reads_documents = kind != "given" or not phases or any(phase.recipe.reads_documents for phase in packed)
     return StageWindow(phases, RELEASE_MODEL in chosen, reads_documents)
+
+
+def _refuse_missing_starts(scale: Scale, phases: tuple[PhaseSection, ...]) -> None:
+    """Raises ValueError for a phase that starts from one before the window, unless the weights of --start stand for
+    it."""
+    given = scale.start_of(phases[0]) if phases else None
+    for phase in phases:
+        start = scale.start_of(phase)
+        if start is not None and start not in phases and start != given:
+            assert given is not None, "of the first phase on, all starts are in the window"
+            raise ValueError(
+                f"--from {phases[0].name}: phase {phase.name} starts from {start.name}, which comes before, and the "
+                f"weights of --start stand for {given.name}: begin with --from {start.name}, or end before "
+                f"{phase.name} with --until"
+            )
+
+
+def _refuse_impossible_job(section: str, job: JobResources) -> None:
+    if reasons := incomplete_queue(job):
+        raise ValueError(f"{section}: {'; '.join(reasons)}")
+    if job.launcher == "local" and job.device == "cuda":
+        from model.device import refuse_missing_gpu
+
+        try:
+            refuse_missing_gpu()
+        except ValueError as error:
+            raise ValueError(f"{section}: {error}") from error
 
 
 def with_tokenizer_of_start(scale: Scale, start: str | None) -> Scale:
@@ -80,6 +134,21 @@ def with_tokenizer_of_start(scale: Scale, start: str | None) -> Scale:
     given = tokenizer.model_copy(update={"path": str(path), "sha256": hash_file(path)})
     recipe = scale.data.recipe.model_copy(update={"tokenizer": given})
     return scale.model_copy(update={"data": scale.data.model_copy(update={"recipe": recipe})})
+
+
+def without_required_gains(scale: Scale) -> Scale:
+    """The scale for documents of the user: its gates then report a phase that gained nothing, and do not refuse it."""
+    phases = tuple(
+        phase.model_copy(
+            update={
+                "recipe": phase.recipe.model_copy(
+                    update={"gate": phase.recipe.gate.model_copy(update={"must_gain": False})}
+                )
+            }
+        )
+        for phase in scale.phases
+    )
+    return scale.model_copy(update={"phases": phases})
 
 
 def refuse_missing_inputs(scale: Scale, window: StageWindow, data: str | None) -> None:

@@ -1,29 +1,37 @@
 """Trains phases one after the other: each reads its data, trains and is assessed, until a gate refuses.
 
+A phase starts from the weights of the phase that its `start` names, and its gate compares it with those.
+
 The flows of pre-, mid- and post-training share this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from configs.schema import PhaseSection
+from configs.schema import DpoObjective, PairPackingRecipe, PhaseSection
 from flows.assess_checkpoint import assess_checkpoint, evaluate
+from flows.assess_pairs import assess_pairs, assess_reward_model, score_reference
 from flows.check_contract import check_contract
-from flows.running.run import AssessedModel, Run
+from flows.running.run import AssessedModel, AssessedRewardModel, Run
 from flows.running.run_step import run_step
 from flows.show.show_run import show_phase
-from flows.show.track_run import track_phase
+from flows.show.track_run import log_solutions, track_phase
+from flows.solution_rules import refuse_too_few_solutions
+from infra.machine.spark import stop_spark
 from infra.registry.experiment_tracking import connect, log_metrics
 from infra.step import Artifact
 from infra.storage.store import step_key
+from tasks.data.packing.pack_pairs import PackedPairs, pack_pairs
 from tasks.data.packing.pack_phase import PackedPhase, pack_phase
-from tasks.data.shards.shard_chats import ChatShards
+from tasks.data.shards.shard_chats import ChatShards, shard_chats
 from tasks.evaluation.evaluate_checkpoint import Evaluation
+from tasks.evaluation.sample_solutions import SampledSolutions, sample_solutions
 from tasks.prepared_data import PreparedData
+from tasks.training.policy.prompt_order import refuse_missing_prompts
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import train_phase
 
@@ -34,46 +42,70 @@ class PhaseHistory:
 
     start: Artifact[TrainedCheckpoint] | None
     rows: Mapping[str, Artifact[PackedPhase]]
-    """The rows that each phase reads, by its name; a phase that samples its own answers has none."""
-    models: tuple[AssessedModel, ...] = ()
+    """The rows that each phase reads, by its name; a phase that samples answers, or solutions, has none yet."""
+    pairs: Mapping[str, Artifact[PackedPairs]] = field(default_factory=dict)
+    """The preference pairs that each phase reads, by its name; only reward and DPO phases have some."""
+    models: tuple[AssessedModel | AssessedRewardModel, ...] = ()
 
     @property
-    def last(self) -> AssessedModel | None:
-        """The newest model; None before the first."""
-        return self.models[-1] if self.models else None
+    def candidate(self) -> AssessedModel | None:
+        """The newest language model, which a release takes; None where there is none yet."""
+        return next((model for model in reversed(self.models) if isinstance(model, AssessedModel)), None)
 
-    @property
-    def checkpoint(self) -> Artifact[TrainedCheckpoint] | None:
-        """The checkpoint that the next phase starts from; None for random weights."""
-        return self.models[-1].checkpoint if self.models else self.start
+    def model_of(self, phase: PhaseSection | None) -> AssessedModel | AssessedRewardModel | None:
+        """The model that this run made in a phase; None where `start` stands for it."""
+        return next((model for model in self.models if phase is not None and model.phase.name == phase.name), None)
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the last gate refused; empty while all accepted."""
         return self.models[-1].reasons if self.models else ()
 
-    def followed_by(self, model: AssessedModel) -> PhaseHistory:
+    def followed_by(self, model: AssessedModel | AssessedRewardModel) -> PhaseHistory:
         return replace(self, models=(*self.models, model))
 
 
 def pack_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...]) -> dict[str, Artifact[PackedPhase]]:
     """The rows of these phases by name, packed before anything is trained: so a lack of text for the last one is known
-    at the start.
+    at the start, as is a lack of prompts. Only the rows of rejection sampling wait for the weights that answer.
 
     A phase continues where the course's earlier phases stopped, so those are packed too where the run begins after
     them.
     """
     rows: dict[str, Artifact[PackedPhase]] = {}
     for phase in phases:
-        if not phase.recipe.samples_answers:
+        if phase.recipe.reads_rows and not phase.recipe.samples_solutions:
             _pack(run, prepared, phase, rows)
+        elif phase.recipe.samples_answers and prepared.documents is not None:
+            found = prepared.documents.decontaminated.record.prompts_by_domain
+            refuse_missing_prompts(run.scale.training_recipe(phase), found)
     return rows
+
+
+def pack_preferences(
+    run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...]
+) -> dict[str, Artifact[PackedPairs]]:
+    """The preference pairs of these phases by name, packed before anything is trained."""
+    packed: dict[str, Artifact[PackedPairs]] = {}
+    for phase in phases:
+        if phase.recipe.reads_pairs:
+            recipe = PairPackingRecipe(sequence_length=phase.recipe.sequence_length)
+            packed[phase.name] = run_step(
+                run,
+                pack_pairs,
+                stage=f"pack {phase.name}",
+                preferences=prepared.preferences,
+                tokenizer=prepared.tokenizer,
+                recipe=recipe,
+            )
+            check_contract(run, packed[phase.name], "packed_pairs", stage=f"contract pairs {phase.name}")
+    return packed
 
 
 def train_phases(
     run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory
 ) -> PhaseHistory:
-    """Train the phases one after the other; after a refusal the rest is left out."""
+    """Train the phases one after the other; after a refusal the rest is left out, also other branches."""
     for phase in phases:
         if history.reasons:
             break
@@ -83,10 +115,19 @@ def train_phases(
     return history
 
 
-def _train(run: Run, prepared: PreparedData, phase: PhaseSection, history: PhaseHistory) -> AssessedModel:
-    packed, inputs = _training_inputs(run, prepared, phase, history)
+def _train(
+    run: Run, prepared: PreparedData, phase: PhaseSection, history: PhaseHistory
+) -> AssessedModel | AssessedRewardModel:
+    before = history.model_of(run.scale.start_of(phase))
+    start = history.start if before is None else before.checkpoint
+    solutions = _sample(run, prepared, phase, start) if phase.recipe.samples_solutions else None
+    pairs, reference = history.pairs.get(phase.name), None
+    if isinstance(phase.recipe.objective, DpoObjective) and start is not None and pairs is not None:
+        reference = score_reference(run, phase, start, pairs)
+    packed, inputs = _training_inputs(run, prepared, phase, history, solutions)
     validation = None if prepared.documents is None else prepared.documents.validation
-    inputs |= {"validation": validation, "tokenizer": prepared.tokenizer, "start": history.checkpoint}
+    inputs |= {"validation": validation, "tokenizer": prepared.tokenizer, "start": start}
+    inputs |= {"pairs": pairs, "reference": reference}
     recipe = run.scale.training_recipe(phase)
     run_id = track_phase(run, phase, step_key(train_phase.identity(recipe, inputs)))
     checkpoint = run_step(
@@ -98,21 +139,77 @@ def _train(run: Run, prepared: PreparedData, phase: PhaseSection, history: Phase
         log_metrics=partial(log_metrics, connect(run.mlflow), run_id),
         **inputs,
     )
-    return assess_checkpoint(
-        run, prepared, phase, checkpoint, packed, _start_evaluation(run, prepared, history), run_id
-    )
+    if pairs is not None and not phase.recipe.trains_language_model:
+        return assess_reward_model(run, phase, checkpoint, pairs, run_id)
+    preferred = None if pairs is None else assess_pairs(run, phase, checkpoint, pairs, reference)
+    evaluated = before.evaluation if isinstance(before, AssessedModel) else _evaluate_given(run, prepared, history)
+    model = assess_checkpoint(run, prepared, phase, checkpoint, packed, evaluated, run_id, preferred)
+    if solutions is None:
+        return model
+    log_solutions(run, phase, run_id, solutions)
+    return replace(model, solutions=solutions)
 
 
 def _training_inputs(
-    run: Run, prepared: PreparedData, phase: PhaseSection, history: PhaseHistory
+    run: Run,
+    prepared: PreparedData,
+    phase: PhaseSection,
+    history: PhaseHistory,
+    solutions: Artifact[SampledSolutions] | None,
 ) -> tuple[Artifact[PackedPhase] | None, dict[str, Any]]:
-    """The packed rows of the phase, or the prompts of one that samples its own answers."""
+    """The packed rows of the phase, or the prompts of one that samples its own answers; neither for preference
+    pairs."""
+    inputs: dict[str, Any] = dict.fromkeys(("packed", "shards", "chats", "prompts"))
     if phase.recipe.samples_answers:
         assert prepared.documents is not None, "prompts are decontaminated with the documents"
-        prompts = prepared.documents.decontaminated
-        return None, {"packed": None, "shards": None, "chats": None, "prompts": prompts}
-    packed = history.rows[phase.name]
-    return packed, {"packed": packed, "shards": prepared.shards, "chats": _chats_of(prepared, phase), "prompts": None}
+        return None, inputs | {"prompts": prepared.documents.decontaminated}
+    if phase.recipe.reads_pairs:
+        return None, inputs
+    if solutions is None:
+        packed, chats = history.rows[phase.name], _chats_of(prepared, phase)
+    else:
+        packed, chats = _pack_solutions(run, prepared, phase, solutions)
+    return packed, inputs | {"packed": packed, "shards": prepared.shards, "chats": chats}
+
+
+def _sample(
+    run: Run, prepared: PreparedData, phase: PhaseSection, start: Artifact[TrainedCheckpoint] | None
+) -> Artifact[SampledSolutions]:
+    """Right answers of the weights that a phase starts from. Raises ValueError where they are too few."""
+    assert start is not None and prepared.documents is not None, phase.name
+    section = run.scale.evaluation
+    solutions = run_step(
+        run,
+        sample_solutions,
+        stage=f"sample {phase.name}",
+        checkpoint=start,
+        prompts=prepared.documents.decontaminated,
+        recipe=phase.recipe.solution_recipe,
+        resources=section.resources,
+        job=section.resources,
+    )
+    refuse_too_few_solutions(phase, solutions.record)
+    check_contract(run, solutions, "sampled_solutions", stage=f"contract solutions {phase.name}")
+    return solutions
+
+
+def _pack_solutions(
+    run: Run, prepared: PreparedData, phase: PhaseSection, solutions: Artifact[SampledSolutions]
+) -> tuple[Artifact[PackedPhase], Artifact[ChatShards]]:
+    """The rows of a phase with rejection sampling, and the shards of its conversations."""
+    chats = run_step(
+        run,
+        shard_chats,
+        stage=f"shard {phase.name}",
+        chats=solutions,
+        tokenizer=prepared.tokenizer,
+        recipe=run.scale.data.recipe.shards,
+        resources=run.scale.data.resources,
+    )
+    check_contract(run, chats, "chat_shards", stage=f"contract shards {phase.name}")
+    packed = _pack_rows(run, prepared, phase, chats, None)
+    stop_spark()
+    return packed, chats
 
 
 def _pack(
@@ -121,32 +218,42 @@ def _pack(
     before = run.scale.packed_before(phase)
     previous = _pack(run, prepared, before[-1], rows) if before else None
     if phase.name not in rows:
-        rows[phase.name] = run_step(
-            run,
-            pack_phase,
-            stage=f"pack {phase.name}",
-            shards=prepared.shards,
-            chats=_chats_of(prepared, phase),
-            previous=previous,
-            tokenizer=prepared.tokenizer if phase.recipe.fim_rate else None,
-            recipe=phase.recipe.packing_recipe,
-        )
-        check_contract(run, rows[phase.name], "packed", stage=f"contract packed {phase.name}")
+        rows[phase.name] = _pack_rows(run, prepared, phase, _chats_of(prepared, phase), previous)
     return rows[phase.name]
+
+
+def _pack_rows(
+    run: Run,
+    prepared: PreparedData,
+    phase: PhaseSection,
+    chats: Artifact[ChatShards] | None,
+    previous: Artifact[PackedPhase] | None,
+) -> Artifact[PackedPhase]:
+    packed = run_step(
+        run,
+        pack_phase,
+        stage=f"pack {phase.name}",
+        shards=prepared.shards,
+        chats=chats,
+        previous=previous,
+        tokenizer=prepared.tokenizer if phase.recipe.fim_rate else None,
+        recipe=phase.recipe.packing_recipe,
+    )
+    check_contract(run, packed, "packed", stage=f"contract packed {phase.name}")
+    return packed
 
 
 def _chats_of(prepared: PreparedData, phase: PhaseSection) -> Artifact[ChatShards] | None:
     return prepared.chat_shards if phase.recipe.reads_chats else None
 
 
-def _start_evaluation(run: Run, prepared: PreparedData, history: PhaseHistory) -> Artifact[Evaluation] | None:
-    """The evaluation of the phase's start weights on the same suite; None for random weights."""
-    if history.last is not None:
-        return history.last.evaluation
+def _evaluate_given(run: Run, prepared: PreparedData, history: PhaseHistory) -> Artifact[Evaluation] | None:
+    """The evaluation of the weights that the run started with, on the same suite; None for random weights."""
     return None if history.start is None else evaluate(run, prepared, history.start, "evaluate start")
 
 
 def assess_start(run: Run, prepared: PreparedData, start: Artifact[TrainedCheckpoint]) -> AssessedModel:
-    """Judge weights that are released without training by the gate of the scale's last phase."""
-    phase = run.scale.phases[-1]
+    """Judge weights that are released without training by the gate of the phase that the scale releases."""
+    phase = run.scale.released_phase
+    assert phase is not None, "a window with a release has a phase to release"
     return assess_checkpoint(run, prepared, phase, start, None, None, track_phase(run, phase, start.key))

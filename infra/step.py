@@ -32,6 +32,8 @@ class Record(BaseModel):
 
 
 R = TypeVar("R", bound=Record)
+JOB_EVIDENCE_DIR = "job"
+"""What a step that ran as a job has beside its own evidence: what the launcher was given, logs."""
 MetricRows = Sequence[tuple[int, Mapping[str, float]]]
 """Optimizer step and its metrics, in order."""
 LogMetrics = Callable[[MetricRows], None]

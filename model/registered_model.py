@@ -1,6 +1,7 @@
 """A registered version as MLflow's pyfunc model.
 
     mlflow.pyfunc.load_model("models:/glm46-tiny@champion").predict(["What is 12 + 7?"])
+    mlflow.pyfunc.load_model(..., model_config={"device": "cuda", "dtype": "bfloat16"})
 
 MLflow imports this module, or the copy of it that the version carries, by the name in the version's `MLmodel`
 (infra/registry/model_package.py), and calls `_load_pyfunc`.
@@ -12,6 +13,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from model.device import open_device
 from model.formats.hf_checkpoint import CONFIG_FILE, load_model
 from model.generation.generation import InProcessEngine, Sampling
 from model.text.chat_template import answer_of, encode, problem_prompt
@@ -28,9 +32,8 @@ class AnsweringModel:
     """Answers greedily: a chat-trained model answers each prompt as a user's turn, others continue it."""
 
     def __init__(self, checkpoint_dir: Path, config: dict[str, Any]) -> None:
-        self.engine = InProcessEngine(
-            load_model(checkpoint_dir), weights_version=WEIGHTS_VERSION, batch_sequences=BATCH_SEQUENCES
-        )
+        model = load_model(checkpoint_dir, device=open_device(config["device"]), dtype=getattr(torch, config["dtype"]))
+        self.engine = InProcessEngine(model, weights_version=WEIGHTS_VERSION, batch_sequences=BATCH_SEQUENCES)
         self.tokenizer = tokenizer_for_text(str(checkpoint_dir / "tokenizer.json"))
         stops = json.loads((checkpoint_dir / CONFIG_FILE).read_text())["eos_token_id"]
         self.sampling = Sampling(

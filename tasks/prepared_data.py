@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from tasks.data.extraction.extract_documents import ExtractedDocuments
     from tasks.data.extraction.remove_boilerplate import BoilerplateFreeDocuments
     from tasks.data.filtering.filter_documents import FilteredDocuments
+    from tasks.data.preferences.collect_preferences import CollectedPreferences
     from tasks.data.privacy.mask_personal_data import MaskedDocuments
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
+    from tasks.data.prompts.collect_prompts import CollectedPrompts
     from tasks.data.repositories.concatenate_repositories import ConcatenatedRepositories
     from tasks.data.scoring.score_documents import ScoredDocuments
     from tasks.data.scoring.train_classifiers import TrainedClassifiers
@@ -47,6 +49,7 @@ class PreparedDocuments:
     split: Artifact[SplitDocuments]
     filtered: Artifact[FilteredDocuments]
     masked: Artifact[MaskedDocuments]
+    prompts: Artifact[CollectedPrompts]
     decontaminated: Artifact[DecontaminatedDocuments]
     repositories: Artifact[ConcatenatedRepositories]
     shards: Artifact[TokenShards]
@@ -67,6 +70,8 @@ class PreparedData:
     traces: Artifact[RequestedTraces] | None
     """None where no teacher is configured."""
     chats: Artifact[CollectedChats]
+    preferences: Artifact[CollectedPreferences] | None
+    """None where no phase of the run reads preference pairs."""
     tokenizer: Artifact[TrainedTokenizer]
     chat_shards: Artifact[ChatShards]
     suite: Artifact[EvaluationSuite]

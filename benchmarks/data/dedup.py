@@ -1,13 +1,15 @@
 """Near-duplicate detection beside datatrove: python -m benchmarks.data.dedup [--input DIR] [--documents N] [--write]
 
 DIR holds *.jsonl.gz with `id`, `text` and optionally `cluster`; the default is built from ../shared/data: 27,771
-documents, 64 MB, with near-duplicates planted at ten edit rates and pages of one template. Timed: the step
+documents, 64 MB, with near-duplicates planted at ten edit rates and pages of one template. Measured: the step
 deduplicate_documents from Parquet documents to survivors, on a Spark session of two cores that is up (one small
 corpus goes through first), and datatrove's four MinHash steps with two workers, in .venv-peers, from JSONL to JSONL,
-as it comes (`peer`, `ratio`) and with words by white space instead of its tokenizer's (`white_space`); one after the
-other in one call. CPU seconds count all processes: on a busy machine they say more. Truth: all pairs by an inverted
-index over the shingles (exact, NumPy). Memory: the largest resident set of the driver's Java process, and what
-Python's grew by while the step ran, sampled four times a second.
+with words by white space instead of its tokenizer's. They take turns, --rounds of them; once more with --larger
+documents, because starting costs both something, and the difference of the two sizes shows what one more MB costs.
+--own-words times datatrove as it comes as well. Processor seconds count all processes, Java among them: on a busy
+machine they say more than time. Truth: all pairs by an inverted index over the shingles (exact, NumPy). Memory: the
+largest resident set of the driver's Java process, and what Python's grew by while the step ran, sampled four times a
+second.
 --no-peer leaves datatrove out: for scaling, compare --documents N with ten times N.
 """
 
@@ -91,6 +93,7 @@ def deduplicate(texts: list[str], directory: Path) -> Run:
 
 def run_datatrove(texts: list[str], directory: Path, words: str) -> dict[str, Any]:
     """datatrove's steps on the same texts, in as many files as workers."""
+    shutil.rmtree(directory, ignore_errors=True)
     (directory / "input").mkdir(parents=True)
     for worker in range(NUM_WORKERS):
         lines = (
@@ -111,7 +114,7 @@ def run_datatrove(texts: list[str], directory: Path, words: str) -> dict[str, An
     with (
         open(directory / "stdout", "w+") as stdout,
         open(directory / "stderr", "w") as stderr,
-        processor_time() as meter,
+        processor_time(only_new=True) as meter,
     ):
         before = meter.seconds()
         # Its workers are children of a fork server, whose times nobody inherits.
@@ -189,14 +192,57 @@ def truth_figures(texts: list[str], run: Run) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    """Ours, the peer, the truth; one JSON line."""
+def take_turns(corpus: Corpus, directory: Path, rounds: int) -> tuple[list[Run], list[dict[str, Any]]]:
+    """Ours and datatrove with words by white space, one after the other, `rounds` times."""
+    runs, peers = [], []
+    for _ in range(rounds):
+        runs.append(deduplicate(corpus.texts, directory / "ours"))
+        peers.append(run_datatrove(corpus.texts, directory / "peer", "white_space"))
+        times = f"{runs[-1].cpu_seconds:.1f} and {peers[-1]['cpu_seconds']:.1f} processor s"
+        print(f"{corpus.name}: {times}, {runs[-1].seconds:.1f} and {peers[-1]['total']:.1f} s", flush=True)
+    return runs, peers
+
+
+def costs(corpus: Corpus, runs: list[Run], peers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of the turns of one size; the ratio is that of processor seconds."""
+    ours, peer = (
+        float(np.median(seconds)) for seconds in ([r.cpu_seconds for r in runs], [p["cpu_seconds"] for p in peers])
+    )
+    return {
+        "documents": len(corpus.texts),
+        "megabytes": round(corpus.num_bytes / 1e6, 1),
+        "rounds": len(runs),
+        "ours": round(ours, 2),
+        "peer": round(peer, 2),
+        "ratio": round(peer / ours, 3),
+        "seconds": round(float(np.median([run.seconds for run in runs])), 1),
+        "peer_seconds": round(float(np.median([one["total"] for one in peers])), 1),
+    }
+
+
+def marginal(small: dict[str, Any], large: dict[str, Any]) -> dict[str, float]:
+    """Processor seconds of one more MB, and how many times as many the peer's are."""
+    megabytes = large["megabytes"] - small["megabytes"]
+    ours, peer = ((large[name] - small[name]) / megabytes for name in ("ours", "peer"))
+    return {"ours": round(ours, 4), "peer": round(peer, 4), "ratio": round(peer / ours, 3)}
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description="near-duplicate detection beside datatrove")
     parser.add_argument("--input", type=Path, help="directory of *.jsonl.gz with id, text and optionally cluster")
     parser.add_argument("--documents", type=int, help="how many documents")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of ours and datatrove")
+    parser.add_argument("--larger", type=int, default=100_000, help="documents of the larger made corpus, once")
+    parser.add_argument("--own-words", action="store_true", help="time datatrove with its own tokenizer as well")
     parser.add_argument("--no-peer", action="store_true", help="leave datatrove out")
     parser.add_argument(WRITE_FLAG, action="store_true", help="store benchmarks/results/dedup.json")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Ours, the peer, the truth; one JSON line."""
+    options = arguments()
     corpus = (
         read_corpus(options.input, options.documents)
         if options.input
@@ -206,42 +252,36 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         deduplicate(corpus.texts[:WARM_UP_DOCUMENTS], directory / "warm-up")
-        run = deduplicate(corpus.texts, directory / "ours")
-        megabytes = corpus.num_bytes / 1e6
-        speed = f"{megabytes / run.seconds:.1f} MB/s, driver {run.driver_mib} MiB"
-        print(f"ours: {run.seconds:.2f} s, {run.cpu_seconds:.1f} CPU s, {speed}", flush=True)
-        figures = truth_figures(corpus.texts, run) | _labelled(corpus, run)
-        print(f"truth: {figures}", flush=True)
+        if options.no_peer:
+            run = deduplicate(corpus.texts, directory / "ours")
+            own = {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "driver_mib": run.driver_mib}
+            print(json.dumps(own | truth_figures(corpus.texts, run) | _labelled(corpus, run)))
+            return
+        runs, peers = take_turns(corpus, directory, options.rounds)
+        run, figures = runs[-1], {}
+        small = costs(corpus, runs, peers)
         if not options.input:
+            more = build_corpus(options.larger)
+            large = costs(more, *take_turns(more, directory, 1))
+            figures = {"larger": large, "per_further_megabyte": marginal(small, large)}
             figures["accuracy"] = {
                 labelled.name: accuracy(labelled, directory / labelled.name) for labelled in labelled_sets()
             }
         stop_spark()
-        if options.no_peer:
-            own = {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "driver_mib": run.driver_mib}
-            print(json.dumps(own | figures))
-            return
-        peer, simple = (run_datatrove(corpus.texts, directory / words, words) for words in ("own", "white_space"))
-    for name, timing in (("datatrove", peer), ("datatrove, words by white space", simple)):
-        print(f"{name}: {timing['total']:.1f} s, {timing['cpu_seconds']:.1f} CPU s, {timing['seconds']}")
+        if options.own_words:
+            own = run_datatrove(corpus.texts, directory / "own", "own")
+            figures["own_words"] = {"seconds": own["total"], "cpu_seconds": own["cpu_seconds"]}
+        figures |= truth_figures(corpus.texts, run) | _labelled(corpus, run)
     report(
         "dedup",
-        ours=run.seconds,
-        peer=peer["total"],
-        unit="s",
+        ours=small.pop("ours"),
+        peer=small.pop("peer"),
+        unit="processor s",
         lower_is_better=True,
-        white_space={"peer": round(simple["total"], 2), "ratio": round(simple["total"] / run.seconds, 3)},
-        cpu_seconds=round(run.cpu_seconds, 1),
-        peer_cpu_seconds=round(peer["cpu_seconds"], 1),
-        white_space_cpu={
-            "peer": round(simple["cpu_seconds"], 1),
-            "ratio": round(simple["cpu_seconds"] / run.cpu_seconds, 3),
-        },
+        **small,
         corpus=corpus.name,
-        documents=len(corpus.texts),
-        megabytes=round(megabytes, 1),
-        driver_mib=run.driver_mib,
-        peer_kept=len(peer["kept"]),
+        driver_mib=max(one.driver_mib for one in runs),
+        peer_kept=len(peers[-1]["kept"]),
         kept=run.record.num_documents,
         dropped=run.record.dropped,
         verified_pairs=run.record.num_verified_pairs,

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.inputs.arithmetic_steps import write_members
 from configs.schema import DataRecipe, TokenizerRecipe
 from infra.step import Artifact, Output, Record, step
 from model.text.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS
@@ -22,7 +21,7 @@ from tasks.data.records.documents import (
     names_of,
     sampling_hash,
 )
-from tasks.data.shards.shard_documents import TokenShards
+from tasks.data.shards.shard_documents import TokenShards, shards_of
 from tasks.data.shards.tokenize_parts import write_shard
 from tasks.data.sources.ingest_documents import sampling_bounds
 from tasks.data.sources.list_sources import SourceListing
@@ -134,7 +133,20 @@ def _shard(
         ]
         batches: Iterator[pa.RecordBatch] = iter(pa.Table.from_pylist(rows).combine_chunks().to_batches())
         made += write_shard(batches, directory, file, end, tokenizer.record.num_tokens)
-    return write_members(made, output)
+    return _write_members(made, output)
+
+
+def _write_members(batches: list[pa.RecordBatch], output: Output) -> TokenShards:
+    """members.parquet from the rows that shards were written with; their record."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches], promote_options="permissive")
+    members = rows.filter(pc.field("file").is_null())
+    pq.write_table(members.select(["id", "shard", "sequence"]).sort_by("id"), output.path("members.parquet"))
+    sums = members.group_by("shard").aggregate([("id", "count"), ("num_tokens", "sum")]).to_pylist()
+    return shards_of({row["shard"]: (row["id_count"], row["num_tokens_sum"]) for row in sums})
 
 
 def _rows(texts: Artifact[DomainTexts], side: str) -> list[dict[str, Any]]:

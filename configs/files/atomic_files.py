@@ -39,6 +39,11 @@ def write_durably(path: Path, data: bytes) -> None:
 
 def sync_directory(path: Path) -> None:
     """Wait until the disk has the names in a directory."""
+    sync_file(path)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the disk has what was written into a file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -8,12 +8,27 @@ key. Field docstrings give unit, effect and source; "report" is the GLM-4.5 tech
 from __future__ import annotations
 
 from configs.schema.base import Domain, Frozen, PackagedEncoder
-from configs.schema.chats import ChatCollectionRecipe, ChatRecipe, DecontaminationRecipe
+from configs.schema.chats import (
+    ChatCollectionRecipe,
+    ChatRecipe,
+    DecontaminationRecipe,
+    PreferenceCollectionRecipe,
+    PreferenceRecipe,
+)
 from configs.schema.courses import PHASE_TEMPLATES, CourseRecipe, CourseSection, PhaseName, Waypoint
 from configs.schema.data import ContractRecipe, DataRecipe, DataSection, SparkResources
 from configs.schema.deduplication import DeduplicationRecipe, SemanticRecipe, SplitRecipe
-from configs.schema.evaluation import EvaluationRecipe, EvaluationResources, EvaluationSection, GateRecipe, MarginRecipe
+from configs.schema.evaluation import (
+    EvaluationRecipe,
+    EvaluationResources,
+    EvaluationSection,
+    GateRecipe,
+    MarginRecipe,
+    PairEvaluationRecipe,
+    PairScoringRecipe,
+)
 from configs.schema.filtering import FilterRecipe, HeuristicRecipe, PersonalDataRecipe, ScoreRecipe
+from configs.schema.jobs import Device, JobResources, QueueResources
 from configs.schema.model import ModelRecipe, ModelSection
 from configs.schema.objectives import (
     MIN_TOKEN_CLIP,
@@ -21,12 +36,23 @@ from configs.schema.objectives import (
     Objective,
     PolicyObjective,
     PretrainObjective,
+    RejectionSamplingObjective,
     RewardObjective,
+    RewardRecipe,
     SftObjective,
 )
-from configs.schema.packing import Mixture, MixtureWaypoint, MixtureWeight, Packing, PackingRecipe, mixture_waypoints
-from configs.schema.phases import PhaseRecipe, PhaseSection, TrainingRecipe
+from configs.schema.packing import (
+    Mixture,
+    MixtureWaypoint,
+    MixtureWeight,
+    Packing,
+    PackingRecipe,
+    PairPackingRecipe,
+    mixture_waypoints,
+)
+from configs.schema.phases import PhaseRecipe, PhaseSection, SolutionRecipe, TrainingRecipe
 from configs.schema.problems import (
+    PromptRecipe,
     ReasoningFamily,
     SeedVariationRecipe,
     SynthesisRecipe,
@@ -34,7 +60,15 @@ from configs.schema.problems import (
     TeacherRecipe,
     TeacherRequest,
 )
-from configs.schema.release import Q8_0_BLOCK, SERVED_GGUF_TYPE, ReleaseRecipe, ReleaseSection
+from configs.schema.release import (
+    CALIBRATED_FORMATS,
+    Q8_0_BLOCK,
+    SERVED_GGUF_TYPE,
+    QuantizationRecipe,
+    QuantizedFormat,
+    ReleaseRecipe,
+    ReleaseSection,
+)
 from configs.schema.scale import Scale
 from configs.schema.scoring import (
     ClassifierKind,
@@ -50,14 +84,15 @@ from configs.schema.training import (
     AdapterRecipe,
     AdapterTarget,
     OptimizerRecipe,
+    PhaseQueue,
     ProfileResources,
-    QueueResources,
     SpikeRecipe,
     TrainingResources,
     ValidationRecipe,
 )
 
 __all__ = [
+    "CALIBRATED_FORMATS",
     "MIN_TOKEN_CLIP",
     "NUM_SPECIAL_TOKENS",
     "PHASE_TEMPLATES",
@@ -77,6 +112,7 @@ __all__ = [
     "DataSection",
     "DecontaminationRecipe",
     "DeduplicationRecipe",
+    "Device",
     "Domain",
     "DpoObjective",
     "EvaluationRecipe",
@@ -88,6 +124,7 @@ __all__ = [
     "GateRecipe",
     "HeuristicRecipe",
     "IngestRecipe",
+    "JobResources",
     "LanguageRecipe",
     "MarginRecipe",
     "Mixture",
@@ -102,19 +139,30 @@ __all__ = [
     "PackagedEncoder",
     "Packing",
     "PackingRecipe",
+    "PairEvaluationRecipe",
+    "PairPackingRecipe",
+    "PairScoringRecipe",
     "PersonalDataRecipe",
     "PhaseName",
+    "PhaseQueue",
     "PhaseRecipe",
     "PhaseSection",
     "PolicyObjective",
+    "PreferenceCollectionRecipe",
+    "PreferenceRecipe",
     "PretrainObjective",
     "ProfileResources",
+    "PromptRecipe",
+    "QuantizationRecipe",
+    "QuantizedFormat",
     "QueueResources",
     "ReasoningFamily",
+    "RejectionSamplingObjective",
     "ReleaseRecipe",
     "ReleaseSection",
     "RepositoryRecipe",
     "RewardObjective",
+    "RewardRecipe",
     "Scale",
     "ScoreRecipe",
     "SeedVariationRecipe",
@@ -123,6 +171,7 @@ __all__ = [
     "ServingSection",
     "SftObjective",
     "ShardRecipe",
+    "SolutionRecipe",
     "SparkResources",
     "SpikeRecipe",
     "SplitRecipe",

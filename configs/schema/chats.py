@@ -27,6 +27,33 @@ class ChatRecipe(Frozen):
     and so do near-duplicates by deduplicate.threshold."""
 
 
+class PreferenceRecipe(Frozen):
+    """Preference pairs from the sources with role `preference`, or of verified problems where there is no such
+    source."""
+
+    max_pair_chars: int = Field(gt=0)
+    """A longer pair (its prompt and both answers) is dropped, reason `too_long`."""
+    max_rejected_share: float = Field(ge=0, le=1)
+    """Share of malformed pairs (no shared prompt, equal answers, no answer) above which the run stops and names
+    them."""
+    max_per_collection: int = Field(gt=0)
+    """About this many pairs of one collection stay, chosen by the hash of their prompt."""
+    validation_share: float = Field(gt=0, lt=1)
+    """Share of pairs that are measured while a phase trains, by the hash of their prompt; near-duplicates stay
+    together."""
+    test_share: float = Field(gt=0, lt=1)
+    """Share that gates judge by, likewise. Pairs of verified problems are judged by unseen prompts instead."""
+
+    @model_validator(mode="after")
+    def _leaves_pairs_to_train_on(self) -> Self:
+        if self.validation_share + self.test_share >= 1:
+            raise ValueError(
+                f"validation_share ({self.validation_share}) and test_share ({self.test_share}) leave no pair to train "
+                f"on: lower them"
+            )
+        return self
+
+
 class DecontaminationRecipe(Frozen):
     ngram_size: int = Field(gt=0)
     """Normalised words per n-gram; one shared n-gram with an evaluation item drops a document (GPT-3: 13)."""
@@ -55,4 +82,14 @@ class ChatCollectionRecipe(Frozen):
     personal_data: PersonalDataRecipe
     deduplicate: DeduplicationRecipe
     """Decides which conversations are near-duplicates, so that they are held out together."""
+    decontaminate: DecontaminationRecipe
+
+
+class PreferenceCollectionRecipe(Frozen):
+    """What decides which preference pairs are kept. Made by `DataRecipe.preference_collection`."""
+
+    preferences: PreferenceRecipe
+    personal_data: PersonalDataRecipe
+    deduplicate: DeduplicationRecipe
+    """Decides which pairs have nearly the same conversation, so that they are in one part of the split."""
     decontaminate: DecontaminationRecipe

@@ -8,23 +8,30 @@ from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
 
-PHASE_TEMPLATES = (
-    "pretrain_general",
-    "pretrain_code_reasoning",
-    "mid_repo_code",
-    "mid_reasoning",
-    "mid_long_context",
-    "mid_domain",
-    "sft",
-    "reward_model",
-    "rl_cold_start",
-    "rl_rejection_sampling",
-    "rl_reasoning",
-    "rl_agentic",
-    "rl_alignment",
-)
+TEXT, POLICY = ("pretrain", "sft"), ("grpo", "gspo", "ppo")
+PHASE_TEMPLATES = {
+    "pretrain_general": TEXT,
+    "pretrain_code_reasoning": TEXT,
+    "mid_repo_code": TEXT,
+    "mid_reasoning": TEXT,
+    "mid_long_context": TEXT,
+    "mid_domain": TEXT,
+    "sft": ("sft",),
+    "reward_model": ("reward",),
+    "rl_cold_start": ("sft",),
+    "rl_rejection_sampling": ("rejection_sampling",),
+    "rl_reasoning": POLICY,
+    "rl_agentic": POLICY,
+    "rl_alignment": (*POLICY, "dpo"),
+}
+"""Names of phases, each with the kinds of objective that a phase of that name trains for."""
 PhaseName = Annotated[str, Field(pattern=rf"^({'|'.join(PHASE_TEMPLATES)})(_[a-z0-9]+)*$")]
 """A phase of the recipe; a repeated or specialised one adds a suffix: mid_reasoning_2, mid_domain_medical."""
+
+
+def allowed_objectives(phase: PhaseName) -> tuple[str, ...]:
+    """The kinds of objective that the name of a phase allows."""
+    return next(kinds for name, kinds in PHASE_TEMPLATES.items() if phase == name or phase.startswith(f"{name}_"))
 
 
 class Waypoint(Frozen):

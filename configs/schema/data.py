@@ -7,10 +7,16 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
-from configs.schema.chats import ChatCollectionRecipe, ChatRecipe, DecontaminationRecipe
+from configs.schema.chats import (
+    ChatCollectionRecipe,
+    ChatRecipe,
+    DecontaminationRecipe,
+    PreferenceCollectionRecipe,
+    PreferenceRecipe,
+)
 from configs.schema.deduplication import DeduplicationRecipe, SemanticRecipe, SplitRecipe
 from configs.schema.filtering import FilterRecipe, PersonalDataRecipe
-from configs.schema.problems import SeedVariationRecipe, SynthesisRecipe, TeacherRecipe
+from configs.schema.problems import PromptRecipe, SeedVariationRecipe, SynthesisRecipe, TeacherRecipe
 from configs.schema.scoring import ClassifierRecipe, LanguageRecipe, NgramModelRecipe, NgramTrainingRecipe
 from configs.schema.sources import BoilerplateRecipe, ExtractionRecipe, IngestRecipe
 from configs.schema.tokens import RepositoryRecipe, ShardRecipe, TokenizerRecipe
@@ -35,8 +41,10 @@ class DataRecipe(Frozen):
     personal_data: PersonalDataRecipe
     synthesize: SynthesisRecipe
     seed_variations: SeedVariationRecipe
+    prompts: PromptRecipe
     teacher: TeacherRecipe
     chats: ChatRecipe
+    preferences: PreferenceRecipe
     decontaminate: DecontaminationRecipe
     repositories: RepositoryRecipe
     tokenizer: TokenizerRecipe
@@ -64,6 +72,16 @@ class DataRecipe(Frozen):
         """The recipe of conversations: they are masked, compared and decontaminated as documents are."""
         return ChatCollectionRecipe(
             chats=self.chats,
+            personal_data=self.personal_data,
+            deduplicate=self.deduplicate,
+            decontaminate=self.decontaminate,
+        )
+
+    @property
+    def preference_collection(self) -> PreferenceCollectionRecipe:
+        """The recipe of preference pairs, which are treated as conversations are."""
+        return PreferenceCollectionRecipe(
+            preferences=self.preferences,
             personal_data=self.personal_data,
             deduplicate=self.deduplicate,
             decontaminate=self.decontaminate,

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
+from configs.schema.jobs import JobResources
 
 
 class MarginRecipe(Frozen):
@@ -17,7 +18,8 @@ class MarginRecipe(Frozen):
     bits_per_byte: float = Field(gt=0)
     """Over the held-out documents."""
     domain_bits_per_byte: float = Field(gt=0)
-    """Over the held-out documents of any one domain: how much of a domain may be forgotten. A domain with documents of
+    """Over the held-out documents of any one domain: how much of a domain may be forgotten; over worked problems, for a
+    phase trained for them. A domain with documents of
     fewer than 20 records is refused only where the whole interval is beyond the margin."""
     arithmetic_accuracy: float = Field(gt=0, le=1)
     pass_at_1: float = Field(gt=0, le=1)
@@ -40,14 +42,34 @@ class GateRecipe(Frozen):
     min_distinct_answer_share: float = Field(ge=0, le=1)
     """Floor on different answers given over different right ones, among all chat problems: below it the policy has
     collapsed."""
-    own_figure: Literal["none", "bits_per_byte", "arithmetic_accuracy", "pass_at_1", "choice_accuracy"]
+    min_pair_accuracy: float = Field(ge=0, le=1)
+    """Floor on the share of held-out preference pairs whose preferred answer is put first: by a reward model's scores,
+    or by how a DPO phase moved the probabilities. 0 for other phases, which compare none."""
+    max_calibration_error: float = Field(ge=0, le=1)
+    """Ceiling on the expected calibration error of a reward model: how far the certainty sigmoid(margin) is from the
+    share of right pairs, in 10 bins. A reward model is held to these two and to its own figure only."""
+    own_figure: Literal[
+        "none",
+        "bits_per_byte",
+        "bits_per_byte of domain code",
+        "bits_per_byte of domain repository",
+        "worked_bits_per_byte",
+        "arithmetic_accuracy",
+        "pass_at_1",
+        "choice_accuracy",
+        "pair_accuracy",
+    ]
     """What the phase is trained for. Where the whole interval of its difference from the start is on the worse side,
     the phase is refused at any margin: reinforcement learning that lowers pass@1, for example."""
+    must_gain: bool
+    """Whether the phase is also refused where its own figure is not better than its start's beyond the interval. false:
+    the verdict says so. A run with --data asks for no gain: only the problems that a scale was made for can promise
+    one."""
     start: MarginRecipe
     """Against the checkpoint that the phase started from."""
     champion: MarginRecipe
-    """Against the champion and against the anchors, the best version so far of each figure; only the last phase's
-    margins are used."""
+    """Against the champion and against the anchors, the best version so far of each figure; only those
+    of the released phase are used."""
     max_expert_load: float = Field(ge=1)
     """Ceiling on the most used expert over the mean, on the held-out documents, of the worst layer (S0: within 5 % at
     full scale). Added to it is the load that an ideal router, which sends every token to random experts, exceeds only
@@ -56,6 +78,22 @@ class GateRecipe(Frozen):
     needs documents by the thousand."""
     max_expert_cv: float = Field(ge=0)
     """Ceiling on the coefficient of variation of a layer's expert loads; the variation by chance is added likewise."""
+
+
+class PairScoringRecipe(Frozen):
+    """What scores of preference pairs depend on. Made by `EvaluationRecipe.pair_scoring`."""
+
+    parts: tuple[Literal["train", "validation", "test"], ...]
+    """The parts of the split that are scored."""
+    dtype: Literal["float32", "bfloat16"]
+    num_threads: int = Field(gt=0)
+
+
+class PairEvaluationRecipe(Frozen):
+    """What the margins of preference pairs depend on. Made by the flow."""
+
+    beta: float = Field(gt=0)
+    """That of a DPO objective; 1 for a reward model, whose margin is the difference of its scores."""
 
 
 class EvaluationRecipe(Frozen):
@@ -79,8 +117,14 @@ class EvaluationRecipe(Frozen):
     num_choice_items: int = Field(gt=0)
     """Multiple-choice questions, chosen by hash: from the evaluation files, or continuations of held-out documents
     where there are none."""
+    dtype: Literal["float32", "bfloat16"]
+    """Of the weights and of what is computed with them; router biases and logits are float32."""
     num_threads: int = Field(gt=0)
     """CPU threads: part of the result, where the order of sums depends on it."""
+
+    def pair_scoring(self, *parts: Literal["train", "validation", "test"]) -> PairScoringRecipe:
+        """The settings of scoring preference pairs of these parts."""
+        return PairScoringRecipe(parts=parts, dtype=self.dtype, num_threads=self.num_threads)
 
     @model_validator(mode="after")
     def _samples_hold_k(self) -> Self:
@@ -89,7 +133,9 @@ class EvaluationRecipe(Frozen):
         return self
 
 
-class EvaluationResources(Frozen):
+class EvaluationResources(JobResources):
+    """Where a checkpoint is evaluated: in one process, which holds the whole model on one device."""
+
     batch_sequences: int = Field(gt=0)
 
 

@@ -22,19 +22,60 @@ class SftObjective(Frozen):
     kind: Literal["sft"]
 
 
+class RejectionSamplingObjective(Frozen):
+    """The loss of sft, on answers that the weights at the phase's start sampled and a verifier found right: in the
+    mixture they are the domain chat (tasks/evaluation/sample_solutions.py)."""
+
+    kind: Literal["rejection_sampling"]
+    samples_per_prompt: int = Field(ge=2, le=64)
+    """Answers to every prompt (S0: 8 to 64)."""
+    max_kept_per_prompt: int = Field(gt=0)
+    """Most right answers to one prompt that become conversations, no two of them equal: an easy prompt would otherwise
+    count samples_per_prompt times."""
+    max_new_tokens: int = Field(gt=0)
+    temperature: float = Field(gt=0)
+    enable_thinking: bool
+    """Whether the prompts ask for reasoning in <think>."""
+
+
 class RewardObjective(Frozen):
-    """Bradley-Terry loss over preference pairs, on a scalar head."""
+    """Bradley-Terry loss over preference pairs, on a scalar head in place of the unembedding. A step has batch_tokens /
+    sequence_length answers, each a row of its own; two of them are a pair. So in dpo."""
 
     kind: Literal["reward"]
 
 
 class DpoObjective(Frozen):
+    """Direct preference optimization (arXiv 2305.18290); the reference is the model that the phase starts from."""
+
     kind: Literal["dpo"]
     beta: float = Field(gt=0)
+    """How strongly the policy is held to its reference: lower lets it go further (arXiv 2305.18290: 0.1)."""
 
 
 MIN_TOKEN_CLIP = 0.01
 """In bfloat16 rounding moved a token's ratio by 0.003 to 0.013 on average in random models of 3 layers."""
+
+
+class RewardRecipe(Frozen):
+    """What a sampled answer is worth: the sum of its parts, each times its weight. Every part is logged whatever it
+    weighs."""
+
+    verified: float = Field(ge=0)
+    """Weight of 1 for a right answer that ends by itself, judged by the prompt's kind
+    (tasks/data/prompts/verifiers.py); 0 for any other, and for one that got no verdict."""
+    format: float = Field(ge=0)
+    """Weight of 1 for one closed block of reasoning (none where none is asked for), an answer after it, and a stop."""
+    length: float = Field(ge=0)
+    """Weight of the soft overlong punishment, 0 to -1 (arXiv 2503.14476, eq. 13)."""
+    overlong_tokens: int = Field(gt=0)
+    """Last tokens of max_new_tokens over which it falls from 0 to -1 (arXiv 2503.14476: 4,096 of 20,480)."""
+
+    @model_validator(mode="after")
+    def _something_is_rewarded(self) -> Self:
+        if not self.verified + self.format + self.length:
+            raise ValueError("rewards gives every part the weight 0: give one of verified, format and length more")
+        return self
 
 
 class PolicyObjective(Frozen):
@@ -60,12 +101,19 @@ class PolicyObjective(Frozen):
     """Ceiling on p trainer / p rollout, by which each sampled token is weighted: truncated importance sampling against
     the difference between the arithmetic of sampling and of training (S3: --use-tis, whose cap is 2.0 in slime, as in
     verl)."""
+    updates_per_rollout: int = Field(gt=0)
+    """Optimizer updates on the answers of one step, each on an equal part of its groups. From the second on the ratio
+    is that of weights that have moved, so the clip acts. A step with fewer groups to learn from takes fewer."""
+    loss_mean: Literal["tokens", "answers"]
+    """tokens: every token of an update's answers weighs the same (arXiv 2503.14476; report: for code). answers: every
+    answer does, whatever its length (arXiv 2402.03300, 2507.18071)."""
+    rewards: RewardRecipe
     max_constant_steps: int = Field(gt=0)
     """Steps in a row in which no group has two different rewards, after which training stops: nothing can be learned
     from them. Groups of equal rewards are left out of a step: they cost no pass and count in no mean."""
 
     @model_validator(mode="after")
-    def _clip_fits_the_ratio(self) -> Self:
+    def _settings_fit(self) -> Self:
         narrow = {name: value for name in ("clip_low", "clip_high") if (value := getattr(self, name)) < MIN_TOKEN_CLIP}
         if narrow and self.kind != "gspo":
             raise ValueError(
@@ -73,9 +121,17 @@ class PolicyObjective(Frozen):
                 f"sequences; the ratio of "
                 "one token moves more by rounding. Set kind gspo, or bounds as 0.2 and 0.28"
             )
+        if self.rewards.overlong_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"rewards.overlong_tokens ({self.rewards.overlong_tokens}) must not exceed max_new_tokens "
+                f"({self.max_new_tokens}): lower the first or raise the second"
+            )
+        if self.kind == "gspo" and self.loss_mean != "answers":
+            raise ValueError("kind gspo is a mean over answers, whose whole ratio is clipped: set loss_mean to answers")
         return self
 
 
 Objective = Annotated[
-    PretrainObjective | SftObjective | RewardObjective | DpoObjective | PolicyObjective, Field(discriminator="kind")
+    PretrainObjective | SftObjective | RejectionSamplingObjective | RewardObjective | DpoObjective | PolicyObjective,
+    Field(discriminator="kind"),
 ]

@@ -82,3 +82,9 @@ class PackingRecipe(Frozen):
         return tuple(
             dict.fromkeys(name for point in self.waypoints for name, weight in point.mixture.items() if weight)
         )
+
+
+class PairPackingRecipe(Frozen):
+    """The settings on which the token ids of preference pairs depend. Made by the flow."""
+
+    sequence_length: int = Field(gt=1)

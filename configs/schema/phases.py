@@ -7,12 +7,32 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
-from configs.schema.courses import CourseRecipe, PhaseName
+from configs.schema.courses import PHASE_TEMPLATES, CourseRecipe, PhaseName, allowed_objectives
 from configs.schema.evaluation import GateRecipe
 from configs.schema.model import ModelRecipe
-from configs.schema.objectives import Objective, PolicyObjective, SftObjective
-from configs.schema.packing import Mixture, Packing, PackingRecipe, mixture_waypoints
+from configs.schema.objectives import (
+    DpoObjective,
+    Objective,
+    PolicyObjective,
+    RejectionSamplingObjective,
+    RewardObjective,
+    SftObjective,
+)
+from configs.schema.packing import Mixture, MixtureWaypoint, Packing, PackingRecipe, mixture_waypoints
 from configs.schema.training import AdapterRecipe, OptimizerRecipe, SpikeRecipe, TrainingResources, ValidationRecipe
+
+PhaseKind = Literal["pretraining", "mid_training", "post_training"]
+
+
+class SolutionRecipe(Frozen):
+    """The settings on which the conversations of a phase with rejection sampling depend. Made by
+    `PhaseRecipe.solution_recipe`."""
+
+    objective: RejectionSamplingObjective
+    sequence_length: int = Field(gt=1)
+    dtype: Literal["float32", "bfloat16"]
+    num_threads: int = Field(gt=0)
+    seed: int
 
 
 class PhaseRecipe(Frozen):
@@ -26,8 +46,8 @@ class PhaseRecipe(Frozen):
     packing: Packing
     mixture: Mixture
     """Token share per domain, normalised over the domains that have text. Either one mixture or a list of waypoints
-    {at_share, mixture}, linear in between. A policy objective packs no rows and reads none of it: all of its prompts
-    are generated problems."""
+    {at_share, mixture}, linear in between. Of a policy objective: the share of each domain among the prompts,
+    normalised over the domains that have prompts. reward and dpo read preference pairs, and none of it."""
     bucket_weights: tuple[Annotated[float, Field(ge=0)], ...]
     """How often an epoch reads a document of each quality bucket, from low to high (GLM-4.5: over 3.2 of the highest);
     documents without a bucket once. Empty: every document once. None is read again before all of its bucket were
@@ -63,14 +83,42 @@ class PhaseRecipe(Frozen):
         return isinstance(self.objective, PolicyObjective)
 
     @property
+    def reads_pairs(self) -> bool:
+        """Whether the phase trains on preference pairs."""
+        return isinstance(self.objective, RewardObjective | DpoObjective)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the phase trains on packed rows."""
+        return not self.samples_answers and not self.reads_pairs
+
+    @property
+    def samples_solutions(self) -> bool:
+        """Whether the phase's conversations are right answers of the weights that it starts from: its rows can be
+        packed only when those exist."""
+        return isinstance(self.objective, RejectionSamplingObjective)
+
+    @property
+    def solution_recipe(self) -> SolutionRecipe:
+        """The settings of what is sampled before the phase trains."""
+        return SolutionRecipe(**self.model_dump(include=set(SolutionRecipe.model_fields)))
+
+    @property
+    def trains_language_model(self) -> bool:
+        """Whether the phase leaves a model that answers. A reward model only scores answers and is never released."""
+        return not isinstance(self.objective, RewardObjective)
+
+    @property
     def reads_chats(self) -> bool:
         """Whether conversations are among the packed rows."""
-        return any("chat" in point.mixture for point in mixture_waypoints(self.mixture)) and not self.samples_answers
+        return any("chat" in point.mixture for point in mixture_waypoints(self.mixture)) and self.reads_rows
 
     @property
     def reads_documents(self) -> bool:
         """Whether the phase needs documents: text in its packed rows, or prompts, which are decontaminated with it."""
-        return self.samples_answers or any({*point.mixture} - {"chat"} for point in mixture_waypoints(self.mixture))
+        asks = self.samples_answers or self.samples_solutions
+        is_text = any({*point.mixture} - {"chat"} for point in mixture_waypoints(self.mixture))
+        return asks or (is_text and self.reads_rows)
 
     @model_validator(mode="after")
     def _budget_is_whole_rows(self) -> Self:
@@ -84,14 +132,37 @@ class PhaseRecipe(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _objective_fits(self) -> Self:
-        if isinstance(self.objective, SftObjective) and self.packing != "best_fit":
+    def _gate_judges_what_is_trained(self) -> Self:
+        is_judged = self.gate.own_figure == "pair_accuracy" or self.gate.min_pair_accuracy > 0
+        if not self.reads_pairs and (is_judged or self.gate.max_calibration_error < 1):
             raise ValueError(
-                "packing must be best_fit where the objective is sft: a conversation cut in two teaches no questions"
+                f"gate: min_pair_accuracy, max_calibration_error and own_figure pair_accuracy are of phases that train "
+                f"on preference pairs, not of objective {self.objective.kind}: set them to 0, 1 and another figure"
             )
-        if isinstance(self.objective, PolicyObjective) and self.objective.max_new_tokens >= self.sequence_length:
+        if not self.trains_language_model and self.gate.own_figure not in ("none", "pair_accuracy"):
             raise ValueError(
-                f"objective.max_new_tokens ({self.objective.max_new_tokens}) must stay below sequence_length "
+                f"gate.own_figure {self.gate.own_figure} with objective reward, which leaves no model that answers: "
+                f"set it to pair_accuracy or none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _objective_fits(self) -> Self:
+        objective = self.objective
+        if isinstance(objective, SftObjective | RejectionSamplingObjective) and self.packing != "best_fit":
+            raise ValueError(
+                f"packing must be best_fit where the objective is {objective.kind}: a conversation cut in two teaches "
+                f"no questions"
+            )
+        if self.samples_solutions and not all(point.mixture.get("chat") for point in mixture_waypoints(self.mixture)):
+            raise ValueError(
+                "mixture has no chat, which are the right answers where the objective is rejection_sampling: add it, "
+                "for example {chat: 1.0}"
+            )
+        samples = isinstance(objective, PolicyObjective | RejectionSamplingObjective)
+        if samples and objective.max_new_tokens >= self.sequence_length:
+            raise ValueError(
+                f"objective.max_new_tokens ({objective.max_new_tokens}) must stay below sequence_length "
                 f"({self.sequence_length}): "
                 "a row holds the prompt and its answer"
             )
@@ -100,8 +171,11 @@ class PhaseRecipe(Frozen):
 
 class PhaseSection(Frozen):
     name: PhaseName
-    kind: Literal["pretraining", "mid_training", "post_training"]
+    kind: PhaseKind
     """The flow that trains the phase; a run goes through them in this order."""
+    start: PhaseName | None
+    """The earlier phase whose weights the phase starts from, and with which its gate compares it. Null: the phase
+    before it in the list; the first phase starts from random weights, or from those that --start names."""
     quoted_loss: float | None
     """Loss that a source document states without evidence; shown beside the measured one, decides nothing. Null where
     none does."""
@@ -110,18 +184,24 @@ class PhaseSection(Frozen):
 
     @model_validator(mode="after")
     def _objective_fits_the_phase(self) -> Self:
-        objective = self.recipe.objective.kind
+        objective, allowed = self.recipe.objective.kind, allowed_objectives(self.name)
         if self.kind != "post_training" and objective not in ("pretrain", "sft"):
             raise ValueError(
                 f"phase {self.name}: objective {objective} needs a model that answers: set the objective's kind to "
                 "pretrain, or the phase's kind to post_training"
             )
+        if objective not in allowed:
+            names = ", ".join(name for name, kinds in PHASE_TEMPLATES.items() if objective in kinds)
+            raise ValueError(
+                f"phase {self.name}: a phase of this name has objective {' or '.join(allowed)}, not {objective}: set "
+                f"the objective's kind, or name the phase after one of {names}"
+            )
         return self
 
 
 class TrainingRecipe(Frozen):
-    """The settings that decide the result of training one phase. The phase's gate and mixture stay out: a new bound
-    trains nothing again, and the mixture acts through the packed rows. Made by `Scale.training_recipe`."""
+    """The settings that decide the result of training one phase. The phase's gate stays out: a new bound trains nothing
+    again. So does the mixture of packed rows, through which it acts. Made by `Scale.training_recipe`."""
 
     phase: PhaseName
     objective: Objective
@@ -134,8 +214,10 @@ class TrainingRecipe(Frozen):
     num_tokens: int = Field(gt=0)
     sequence_length: int = Field(gt=1)
     rope_theta: float = Field(gt=0)
+    prompt_mixture: tuple[MixtureWaypoint, ...]
+    """Share of each domain among the prompts of a policy objective; empty for objectives on rows."""
     max_epochs: float = Field(gt=0)
-    """Bounds the passes over prompts; packed rows respect it already."""
+    """Bounds the passes over the prompts of a domain; packed rows respect it already."""
     adapter: AdapterRecipe
     optimizer: OptimizerRecipe
     spikes: SpikeRecipe
@@ -143,3 +225,13 @@ class TrainingRecipe(Frozen):
     dtype: Literal["float32", "bfloat16"]
     num_threads: int = Field(gt=0)
     seed: int
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether a reward model is trained: a scalar head in place of the unembedding."""
+        return isinstance(self.objective, RewardObjective)
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether neighbouring rows are preference pairs."""
+        return isinstance(self.objective, RewardObjective | DpoObjective)

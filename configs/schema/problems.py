@@ -31,7 +31,7 @@ class SynthesisRecipe(Frozen):
     """Families that also give num_prompts prompts of reinforcement learning; their answer is a short text that is
     compared."""
     operations: tuple[Literal["+", "-", "*"], ...] = Field(min_length=1)
-    max_operand: int = Field(ge=9, le=1_000_000_000)
+    max_operand: int = Field(ge=20, le=1_000_000_000)
     """Largest operand, so that products fit 64 bits; the operand pairs are divided between training and evaluation by
     hash."""
     problems_per_document: int = Field(gt=0)
@@ -40,6 +40,10 @@ class SynthesisRecipe(Frozen):
     thinking_share: float = Field(ge=0, le=1)
     """Share of these conversations whose answer is reasoned in <think>; the others are asked with /nothink (report: SFT
     mixes both)."""
+    worked_share: float = Field(ge=0, le=1)
+    """Share of the arithmetic conversations with reasoning that work the problem out by digits, as documents do; in the
+    others the reasoning is the equation. Both are right, only one shows how: the difference is what reinforcement
+    learning finds."""
     num_prompts: int = Field(gt=0)
     """Further training problems, in no document and no conversation: the prompts of reinforcement learning."""
 
@@ -55,6 +59,15 @@ class SynthesisRecipe(Frozen):
                 f"prompt_families names {unknown[0]}, families ({', '.join(self.families)}) does not: add it there"
             )
         return self
+
+
+class PromptRecipe(Frozen):
+    """Prompts of reinforcement learning from files of role `prompts`, beside the generated ones."""
+
+    max_per_collection: int = Field(gt=0)
+    """Most prompts of one collection, those of smallest hash; the others are dropped, reason `collection_full`."""
+    max_prompt_chars: int = Field(gt=0)
+    """A longer prompt is dropped, reason `too_long`. A phase leaves out what is too long for its own window."""
 
 
 class SeedVariationRecipe(Frozen):

@@ -7,11 +7,26 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
+from configs.schema.jobs import JobResources
 
 SERVED_GGUF_TYPE = "F32"
 """llama.cpp quantizes activations too: only the F32 file's greedy answers can be compared with our own."""
 Q8_0_BLOCK = 32
 """Elements that share a scale factor: rows of every quantized tensor are whole blocks."""
+
+
+QuantizedFormat = Literal["FP8_DYNAMIC", "FP8_BLOCK", "GPTQ_W4A16", "AWQ_W4A16"]
+CALIBRATED_FORMATS: tuple[QuantizedFormat, ...] = ("GPTQ_W4A16", "AWQ_W4A16")
+"""Formats of 4 bits, which look at activations of text before they round."""
+
+
+QUANTIZED_BLOCK = 128
+"""Inputs of a matrix that share a scale factor, in these formats but FP8_DYNAMIC."""
+
+
+class QuantizationRecipe(Frozen):
+    quantized_format: QuantizedFormat
+    calibration_rows: int = Field(ge=0)
 
 
 class ReleaseRecipe(Frozen):
@@ -27,9 +42,22 @@ class ReleaseRecipe(Frozen):
     """Top-2 logit margin below which a prompt's comparison ends: there rounding decides the token."""
     max_quantization_bits_per_byte: float = Field(ge=0)
     """Bits per byte that a quantized file may lose against the F32 one, measured by llama.cpp on validation text."""
+    max_4_bit_bits_per_byte: float = Field(ge=0)
+    """The same bound for formats of 4 bits."""
+    quantized_formats: tuple[QuantizedFormat, ...]
+    """Checkpoints that vLLM, SGLang and transformers read (compressed-tensors). Their loss is measured with activations
+    rounded as those engines round them, against the same bounds."""
+    calibration_rows: int = Field(gt=0)
+    """Packed rows that GPTQ and AWQ look at: of the last phase that reads rows, with its mixture and length."""
     num_quantization_documents: int = Field(gt=0)
     max_quantization_document_tokens: int = Field(gt=0)
-    """Leading tokens scored of each such document; llama.cpp takes one request per token."""
+    """Leading tokens scored of each such document; llama.cpp takes one request per token. Of checkpoints every document
+    of the suite is scored, as far."""
+
+    def quantization_recipe(self, quantized_format: QuantizedFormat) -> QuantizationRecipe:
+        """What one format depends on."""
+        rows = self.calibration_rows if quantized_format in CALIBRATED_FORMATS else 0
+        return QuantizationRecipe(quantized_format=quantized_format, calibration_rows=rows)
 
     @model_validator(mode="after")
     def _has_the_served_type(self) -> Self:
@@ -43,3 +71,5 @@ class ReleaseRecipe(Frozen):
 
 class ReleaseSection(Frozen):
     recipe: ReleaseRecipe
+    resources: JobResources
+    """Of conversion, quantization and the reference; `device` is the reference's."""

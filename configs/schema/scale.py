@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from itertools import pairwise
+from typing import Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -11,8 +12,9 @@ from configs.schema.courses import CourseRecipe, CourseSection
 from configs.schema.data import DataSection
 from configs.schema.evaluation import EvaluationSection
 from configs.schema.model import ModelSection
-from configs.schema.phases import PhaseRecipe, PhaseSection, TrainingRecipe
-from configs.schema.release import Q8_0_BLOCK, ReleaseSection
+from configs.schema.packing import mixture_waypoints
+from configs.schema.phases import PhaseKind, PhaseRecipe, PhaseSection, TrainingRecipe
+from configs.schema.release import Q8_0_BLOCK, QUANTIZED_BLOCK, ReleaseSection
 from configs.schema.serving import ServingSection
 
 
@@ -60,6 +62,12 @@ class Scale(Frozen):
                     f"course {course.recipe.name}: phase {adapters[0]} trains an adapter, which no other phase of the "
                     f"course could continue: give it a course of its own"
                 )
+            samplers = [phase.name for phase in self.phases if phase.name in seeds and phase.recipe.samples_solutions]
+            if samplers and len(seeds) > 1:
+                raise ValueError(
+                    f"course {course.recipe.name}: phase {samplers[0]} packs what the weights at its start answer, and "
+                    f"no other phase reads on in that: give it a course of its own"
+                )
         num_buckets = self.data.recipe.filter.num_quality_buckets
         for phase in self.phases:
             if len(phase.recipe.bucket_weights) not in (0, num_buckets):
@@ -72,6 +80,38 @@ class Scale(Frozen):
                     f"phase {phase.name}: sequence_length ({phase.recipe.sequence_length}) exceeds "
                     f"model.max_position_embeddings ({self.model.recipe.max_position_embeddings})"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _phases_start_from_earlier_ones(self) -> Self:
+        names, kinds = [phase.name for phase in self.phases], [phase.kind for phase in self.phases]
+        if kinds != sorted(kinds, key=get_args(PhaseKind).index):
+            raise ValueError(
+                f"phases: their kinds are {kinds}: list them in the order {', '.join(get_args(PhaseKind))}, in which a "
+                f"run goes through them"
+            )
+        for number, phase in enumerate(self.phases):
+            if phase.start is not None and phase.start not in names[:number]:
+                raise ValueError(
+                    f"phase {phase.name}: start {phase.start} is no earlier phase: set it to "
+                    f"{' or '.join([*names[:number], 'null'])}"
+                )
+            start = self.start_of(phase)
+            scores = start is not None and not start.recipe.trains_language_model
+            if start is not None and scores and phase.recipe.trains_language_model:
+                raise ValueError(
+                    f"phase {phase.name} starts from {start.name}, a reward model, which does not answer: set its "
+                    f"start to the phase that {start.name} starts from"
+                )
+        sections = dict(zip(names, self.phases, strict=True))
+        for course in self.courses:
+            for before, name in pairwise(course.recipe.phases):
+                start = self.start_of(sections[name])
+                if start is None or start.name != before:
+                    raise ValueError(
+                        f"course {course.recipe.name}: phase {name} continues the schedule of {before}, but starts "
+                        f"from {sections[name].start}: set its start to {before}, or give it a course of its own"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -109,13 +149,17 @@ class Scale(Frozen):
             if model.first_k_dense_replace < model.num_hidden_layers
             else {}
         )
-        odd = [f"{name} ({width})" for name, width in widths.items() if width % Q8_0_BLOCK]
-        if "Q8_0" in release.gguf_types and odd:
-            raise ValueError(
-                f"release.recipe.gguf_types holds Q8_0, whose rows are multiples of {Q8_0_BLOCK}: model.recipe "
-                f"{' and '.join(odd)} "
-                "cannot be; leave Q8_0 out, or choose such sizes"
-            )
+        blocks = {"Q8_0": Q8_0_BLOCK} if "Q8_0" in release.gguf_types else {}
+        blocks |= {name: QUANTIZED_BLOCK for name in release.quantized_formats if name != "FP8_DYNAMIC"}
+        for name, block in blocks.items():
+            odd = [f"{size} ({width})" for size, width in widths.items() if width % block]
+            if odd:
+                setting = "gguf_types" if name == "Q8_0" else "quantized_formats"
+                raise ValueError(
+                    f"release.recipe.{setting} holds {name}, whose rows are multiples of {block}: model.recipe "
+                    f"{' and '.join(odd)} "
+                    f"cannot be; leave {name} out, or choose such sizes"
+                )
         return self
 
     @model_validator(mode="after")
@@ -130,6 +174,25 @@ class Scale(Frozen):
                 )
         return self
 
+    @property
+    def calibration_phase(self) -> PhaseSection | None:
+        """The last phase whose rows are packed before it trains: quantization looks at such rows."""
+        reading = [phase for phase in self.phases if phase.recipe.reads_rows and not phase.recipe.samples_solutions]
+        return reading[-1] if reading else None
+
+    @property
+    def released_phase(self) -> PhaseSection | None:
+        """The last phase that leaves a language model: its weights are released. None where all are reward models."""
+        return next((phase for phase in reversed(self.phases) if phase.recipe.trains_language_model), None)
+
+    def start_of(self, phase: PhaseSection) -> PhaseSection | None:
+        """The phase whose weights it starts from; None for the first."""
+        names = [section.name for section in self.phases]
+        if phase.start is not None:
+            return self.phases[names.index(phase.start)]
+        number = names.index(phase.name)
+        return self.phases[number - 1] if number else None
+
     def course_of(self, phase: PhaseSection) -> CourseRecipe:
         """The course to which the phase belongs."""
         return next(course.recipe for course in self.courses if phase.name in course.recipe.phases)
@@ -139,9 +202,7 @@ class Scale(Frozen):
         stopped."""
         before = self.course_of(phase).phases
         before = before[: before.index(phase.name)]
-        return tuple(
-            section for section in self.phases if section.name in before and not section.recipe.samples_answers
-        )
+        return tuple(section for section in self.phases if section.name in before and section.recipe.reads_rows)
 
     def course_start_tokens(self, phase: PhaseSection) -> int:
         """Tokens of the course before the phase."""
@@ -155,13 +216,18 @@ class Scale(Frozen):
         return sum(budgets[name] for name in self.course_of(phase).phases)
 
     def training_recipe(self, phase: PhaseSection) -> TrainingRecipe:
-        """The settings that decide the result of training the phase."""
+        """The settings that decide the result of training the phase. A reward model predicts no token: it has no MTP
+        layer."""
+        model = self.model.recipe
+        if not phase.recipe.trains_language_model:
+            model = model.model_copy(update={"num_nextn_predict_layers": 0})
         shared = phase.recipe.model_dump(include=set(TrainingRecipe.model_fields) & set(PhaseRecipe.model_fields))
         return TrainingRecipe(
             **shared,
             phase=phase.name,
-            model=self.model.recipe,
+            model=model,
             course=self.course_of(phase),
             course_start_tokens=self.course_start_tokens(phase),
             course_num_tokens=self.course_num_tokens(phase),
+            prompt_mixture=mixture_waypoints(phase.recipe.mixture) if phase.recipe.samples_answers else (),
         )

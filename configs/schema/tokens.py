@@ -46,6 +46,9 @@ class TokenizerRecipe(Frozen):
     language_shares: dict[str, Annotated[float, Field(ge=0)]]
     """The same by language, as found in the text, else as the source says, else "und". With both, both hold as far as
     the corpus allows."""
+    split_digits: bool
+    """Whether every digit is a token, with which a small model learns arithmetic from fewer examples. false: numbers
+    are learned like words, as in GLM, whose pre-tokenizer cuts them into threes."""
     min_word_count: int = Field(gt=0)
     """bpe: rarer words of the sample are left out before merges are learned, which bounds memory and changes merges; 1
     keeps all."""

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from configs.schema.base import Frozen
+from configs.schema.jobs import JobResources, QueueResources
 
 
 class OptimizerRecipe(Frozen):
@@ -68,8 +69,9 @@ class AdapterRecipe(Frozen):
     """Which weights are trained: all of them, or low-rank additions to matrices of the trunk (model/architecture/
     adapters.py). Router, norms, embeddings and the MTP layer then stay as they are."""
 
-    kind: Literal["none", "lora", "dora"]
-    """dora also trains a magnitude per output, of attention only: PEFT loads no others into this architecture."""
+    kind: Literal["none", "lora", "dora", "qlora"]
+    """dora also trains a magnitude per output, of attention only: PEFT loads no others into this architecture. qlora is
+    lora on weights of 4 bits; it is refused, as no rank has their kernels."""
     rank: int = Field(gt=0)
     alpha: float = Field(gt=0)
     """The addition is scaled by alpha / rank."""
@@ -86,37 +88,26 @@ class ProfileResources(Frozen):
     trace: bool
 
 
-class QueueResources(Frozen):
-    """Where a job gets its nodes; the launcher `local` asks nobody."""
+class PhaseQueue(QueueResources):
+    """Where a phase's job gets its nodes, and what happens where some cannot be had."""
 
-    partition: str
-    """Slurm's partition, PBS's queue, the namespace of Kubernetes; empty for the default, like the account."""
-    account: str
-    """Slurm's or PBS's account, the queue of Kueue."""
-    time_limit_minutes: int = Field(gt=0)
-    """Of one job: before it ends the ranks save, and the next job continues. The launcher `ssh` knows none."""
-    hostfile: str
-    """Of the launcher `ssh`: a host per line as `ssh` takes it, and `slots=N`, the ranks that it can have; empty for
-    the others."""
-    image: str
-    """Of the launcher `kubernetes`: the project and its environment, at the same paths as here; empty for the
-    others."""
-    volume_claim: str
-    """Of the launcher `kubernetes`: the shared volume that pods mount as GLM46_HOME; empty for the others."""
+    max_missing_nodes: int = Field(ge=0)
+    """Nodes without which the phase goes on where they cannot be had: on fewer copies of the model, with the same
+    batch, until its next start finds them again. 0 waits for all."""
+    patience_minutes: float = Field(gt=0)
+    """After which a job that waits in the queue gives way to one of fewer nodes, where max_missing_nodes allows that.
+    Not asked by the launcher `ssh`, which sees at once what answers."""
 
 
-class TrainingResources(Frozen):
+class TrainingResources(JobResources):
     """Where and how wide a phase trains; what cannot run is refused before launch, by name
     (tasks/training/plan/launch_rules.py)."""
 
-    launcher: Literal["local", "slurm", "pbs", "kubernetes", "ssh"]
-    device: Literal["cpu", "cuda"]
-    """Device that a rank computes on; `glm46 plan` counts the memory that is used there."""
     num_ranks: int = Field(gt=0)
     """Processes, one per accelerator (or per CPU share): data x tensor x pipeline x context parallel."""
     ranks_per_node: int = Field(gt=0)
     """A job has num_ranks / ranks_per_node nodes; with the launcher `local` it has one."""
-    queue: QueueResources
+    queue: PhaseQueue
     tensor_parallel: int = Field(gt=0)
     pipeline_parallel: int = Field(gt=0)
     context_parallel: int = Field(gt=0)
@@ -127,8 +118,9 @@ class TrainingResources(Frozen):
     offload_optimizer: Literal["none", "cpu", "nvme"]
     offload_parameters: Literal["none", "cpu", "nvme"]
     """ZeRO 3 only."""
-    nvme_dir: str
-    """Where offloading to NVMe writes, on every node; read where one of the two says nvme."""
+    node_dir: str
+    """Directory on a disk of each node: checkpoints are written there first and uploaded to the work directory behind
+    the training, and offloading to NVMe writes there. Empty: the work directory's own disk."""
     bucket_elements: int = Field(gt=0)
     """Elements per bucket of ZeRO's collectives (S2: 5e8)."""
     recompute: Literal["none", "selective", "full"]

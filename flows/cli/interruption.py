@@ -62,8 +62,5 @@ def _what_goes_on(home: Home) -> str:
     jobs = running_jobs(home)
     if not jobs:
         return ""
-    names = " and ".join(f"{job.phase} ({job.short_key})" for job in jobs)
-    return (
-        f". The training of {names} keeps running detached: `glm46 jobs list` shows it, `glm46 jobs stop` lets it save "
-        f"and end"
-    )
+    names = " and ".join(f"{job.stage} ({job.short_key})" for job in jobs)
+    return f". This keeps running detached: {names}. `glm46 jobs list` shows it, `glm46 jobs stop` lets it save and end"

@@ -1,8 +1,7 @@
-"""`glm46 jobs`: training jobs of this home, which run detached and outlive the run that started them."""
+"""`glm46 jobs`: jobs of this home, which run detached and outlive the run that started them."""
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,8 +10,7 @@ from pathlib import Path
 from infra.home import Home
 from infra.jobs.launchers import JobHandle, JobState, job_keys
 from infra.jobs.open_launcher import launcher_of
-from infra.jobs.supervisor import read_job_file
-from tasks.training.state.job import JOB_FILE
+from infra.jobs.supervisor import read_command, read_job_file
 
 KEY_DIGITS = 12
 """Number of digits of a step key that the commands print."""
@@ -21,11 +19,11 @@ GRACE_SECONDS = 120
 
 
 @dataclass(frozen=True)
-class TrainingJobState:
+class DetachedJob:
     """A job that was submitted and whose work is not committed yet."""
 
     key: str
-    phase: str
+    stage: str
     state: JobState
     started: str
     directory: Path
@@ -35,29 +33,29 @@ class TrainingJobState:
         return self.key[:KEY_DIGITS]
 
     def describe(self) -> str:
-        return f"{self.short_key}  {self.phase:<24} {self.state:<12} {self.started}  {self.directory}"
+        return f"{self.short_key}  {self.stage:<30} {self.state:<12} {self.started}  {self.directory}"
 
 
-def list_jobs(home: Home) -> list[TrainingJobState]:
+def list_jobs(home: Home) -> list[DetachedJob]:
     """Jobs of this home in the order of their start; those that a scheduler has not started come first."""
     jobs = []
     for key in job_keys(home.work_root):
         directory = home.work_dir(key)
         with suppress(FileNotFoundError):  # committed at this moment, its directory removed
-            phase = json.loads((directory / JOB_FILE).read_text())["recipe"]["phase"]
+            stage = read_command(directory).name
             state = launcher_of(key, home.work_root).poll(JobHandle(key)).state
             job = read_job_file(directory)
             started = "" if job is None else f"{datetime.fromtimestamp(job.started_at):%Y-%m-%d %H:%M:%S}"
-            jobs.append(TrainingJobState(key, phase, state, started, directory))
+            jobs.append(DetachedJob(key, stage, state, started, directory))
     return sorted(jobs, key=lambda job: job.started)
 
 
-def running_jobs(home: Home) -> list[TrainingJobState]:
+def running_jobs(home: Home) -> list[DetachedJob]:
     """The jobs that run now or wait in a queue."""
     return [job for job in list_jobs(home) if job.state in ("queued", "running")]
 
 
-def stop_jobs(home: Home, key: str | None) -> list[TrainingJobState]:
+def stop_jobs(home: Home, key: str | None) -> list[DetachedJob]:
     """Let the running jobs whose key begins with `key`, or all, save and end; returns them in their new state. Raises
     ValueError if none runs."""
     chosen = [job for job in running_jobs(home) if key is None or job.key.startswith(key)]

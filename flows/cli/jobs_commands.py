@@ -9,13 +9,13 @@ import typer
 from flows.cli.command_errors import usage_errors
 
 jobs_app = typer.Typer(
-    no_args_is_help=True, help="List or stop training jobs: they run detached from the run that started them."
+    no_args_is_help=True, help="List or stop jobs: they run detached from the run that started them."
 )
 
 
 @jobs_app.command("list")
 def jobs_list() -> None:
-    """List this home's jobs whose work is not committed: key, phase, state, start and directory."""
+    """List this home's jobs whose work is not committed: key, stage, state, start and directory."""
     with usage_errors():
         from flows.cli.jobs import list_jobs
         from infra.home import open_home

@@ -161,6 +161,7 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
         run.recipe.decontaminate,
         documents=run.complete(),
         synthetic=None,
+        prompts=None,
         ingested=run.ingested(),
     ),
     "tokenizer": lambda run: run.tokenizer(),

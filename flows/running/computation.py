@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic
 from configs.schema import SparkResources
 from flows.running.spark_progress import watched_jobs
 from flows.running.stage_log import StageLog, StageResult, key_figures
+from infra.jobs.step_jobs import run_as_job
 from infra.machine.executor_errors import executor_errors
 from infra.step import Artifact, Digested, LogMetrics, Output, Progress, R, Step
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from configs.schema import JobResources
     from infra.storage.store import Store
 
 Report = Callable[[str, Progress], None]
@@ -35,6 +37,9 @@ class Computation(Generic[R]):
     data_files: tuple[str, ...] = ()
     stage: str = ""
     """Its name in logs, where the step runs more than once."""
+    job: JobResources | None = None
+    """Where its function runs; None: in this process, as on this machine's CPU. A GPU of this machine is free again
+    when the process of a job has ended."""
 
     @property
     def name(self) -> str:
@@ -54,6 +59,8 @@ class Computation(Generic[R]):
         arguments = {**self.inputs, **{name: value for name, value in settings.items() if value is not None}}
 
         def run(output: Output) -> R:
+            if self.job is not None and (self.job.launcher, self.job.device) != ("local", "cpu"):
+                return run_as_job(self.step, arguments, self.job, store, self.name, output)
             if not isinstance(self.resources, SparkResources):
                 return self.step(**arguments, output=output)
             with watched_jobs(report), executor_errors():

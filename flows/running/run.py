@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,13 @@ from infra.storage.store import Store
 from tasks.data.packing.pack_phase import PackedPhase
 from tasks.evaluation.decide_gate import GateDecision
 from tasks.evaluation.evaluate_checkpoint import Evaluation
+from tasks.evaluation.evaluate_pairs import PairEvaluation
+from tasks.evaluation.sample_solutions import SampledSolutions
 from tasks.release.decide_promotion import PromotionDecision
+from tasks.release.decide_quantization import QuantizedEvaluations
 from tasks.release.evaluate_gguf import GgufEvaluation
+from tasks.release.evaluate_quantized import QuantizedEvaluation
+from tasks.release.quantize_checkpoint import QuantizedCheckpoint
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 if TYPE_CHECKING:
@@ -48,6 +54,30 @@ class AssessedModel:
     version: str
     run_id: str
     reasons: tuple[str, ...]
+    pairs: Artifact[PairEvaluation] | None = None
+    """Figures of the preference pairs, where the phase trained on some."""
+    solutions: Artifact[SampledSolutions] | None = None
+    """The right answers that a phase with rejection sampling trained on."""
+
+
+@dataclass(frozen=True)
+class AssessedRewardModel:
+    """A reward model with its figures and verdict. It is no version of the scale's model: it does not answer."""
+
+    phase: PhaseSection
+    checkpoint: Artifact[TrainedCheckpoint]
+    pairs: Artifact[PairEvaluation]
+    decision: Artifact[GateDecision]
+    run_id: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class QuantizedModel:
+    """A quantized checkpoint and what it lost."""
+
+    checkpoint: Artifact[QuantizedCheckpoint]
+    evaluation: Artifact[QuantizedEvaluation]
 
 
 @dataclass(frozen=True)
@@ -58,11 +88,18 @@ class ReleasedModel:
     anchored: tuple[str, ...]
     """Figures whose anchor the version becomes when it is promoted."""
     gguf_evaluation: Artifact[GgufEvaluation]
+    quantized: Mapping[str, QuantizedModel]
+    """By format."""
     quantization_decision: Artifact[GateDecision]
-    """On the quantized files."""
+    """On the quantized files and checkpoints."""
     decision: Artifact[GateDecision]
     """On the comparison with champion and anchors."""
     promotion: Artifact[PromotionDecision]
+
+    @property
+    def quantized_evaluations(self) -> QuantizedEvaluations:
+        """What each format lost."""
+        return QuantizedEvaluations({name: model.evaluation for name, model in self.quantized.items()})
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from configs.schema import JobResources
+
 
 T = TypeVar("T")
 UI_INTERVAL_SECONDS = 5.0
@@ -48,13 +50,15 @@ def run_step(
     stage: str = "",
     recipe: BaseModel | None = None,
     resources: BaseModel | None = None,
+    job: JobResources | None = None,
     data_files: tuple[str, ...] = (),
     log_metrics: LogMetrics = lambda rows: None,
     **inputs: Digested | None,
 ) -> Artifact[R]:
     """The committed artifact of a step, from the store or computed now. `stage` names it where a step runs more than
-    once."""
-    computation = Computation(step, inputs, recipe, resources, data_files, stage)
+    once. `job` says where its function runs, None in this process; a phase, whose ranks are many, asks for them by
+    itself."""
+    computation = Computation(step, inputs, recipe, resources, data_files, stage, job)
     name = computation.name
     reason = explain_and_remember(run.home, run.scale.scale, name, computation.identity)
 

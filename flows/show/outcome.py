@@ -22,7 +22,7 @@ class RunOutcome(BaseModel):
     version: str
     seconds: float
     digest: str
-    """Content digest of the Hugging Face export; empty where the run ended before one was made."""
+    """Content digest of the newest language model's Hugging Face export; empty where the run made none."""
     report: str
     stages: list[StageResult]
     reasons: list[str]

@@ -33,6 +33,7 @@ def report_run(
         data=prepared,
         phases=phases,
         gguf_evaluation=None if released is None else released.gguf_evaluation,
+        quantized=None if released is None else released.quantized_evaluations,
         quantization_decision=None if released is None else released.quantization_decision,
         decision=None if released is None else released.decision,
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from configs.schema import PhaseSection
-from flows.running.run import AssessedModel
-from tasks.report.report_inputs import ReportedPhase, ReportedPhases
+from flows.running.run import AssessedModel, AssessedRewardModel
+from tasks.report.report_inputs import ReportedPhase, ReportedPhases, ReportedRewardModel
 
 
-def reported_phases(models: Sequence[AssessedModel], planned: Sequence[PhaseSection]) -> ReportedPhases:
+def reported_phases(
+    models: Sequence[AssessedModel | AssessedRewardModel], planned: Sequence[PhaseSection]
+) -> ReportedPhases:
     """The phases of this run, in order, and those of `planned` that it did not reach."""
     reached = {model.phase.name for model in models}
     return ReportedPhases(
@@ -21,8 +23,16 @@ def reported_phases(models: Sequence[AssessedModel], planned: Sequence[PhaseSect
                 model.evaluation,
                 model.decision,
                 model.phase.quoted_loss,
+                model.solutions,
+                model.pairs,
             )
             for model in models
+            if isinstance(model, AssessedModel)
         ),
         tuple(phase.name for phase in planned if phase.name not in reached),
+        tuple(
+            ReportedRewardModel(model.phase.name, model.checkpoint, model.decision, model.pairs)
+            for model in models
+            if isinstance(model, AssessedRewardModel)
+        ),
     )

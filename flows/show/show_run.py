@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.running.run import AssessedModel, Run
+from flows.running.run import AssessedModel, AssessedRewardModel, Run
 from flows.show.outcome import RunOutcome
 from flows.show.ui_artifacts import show_link, show_picture, show_table
 from infra.registry.experiment_tracking import connect, run_page
@@ -19,7 +19,7 @@ def show_data(run: Run, prepared: PreparedData) -> None:
     show_table(f"{run.scale.scale} data", rows, "documents in, dropped by reason, and out")
 
 
-def show_phase(run: Run, model: AssessedModel) -> None:
+def show_phase(run: Run, model: AssessedModel | AssessedRewardModel) -> None:
     """The phase's curve and its gate's verdict."""
     chart = phase_chart(model.checkpoint)
     if chart is not None:

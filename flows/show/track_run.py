@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from tasks.data.validate_contract import ContractResult
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.evaluation.evaluate_checkpoint import Evaluation
+    from tasks.evaluation.evaluate_pairs import PairEvaluation
+    from tasks.evaluation.sample_solutions import SampledSolutions
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 FLOW_RUN_TAG = "glm46.flow_run"
@@ -163,12 +165,21 @@ def dataset_input(run: Run, name: str, artifact: Artifact[Any], result: Artifact
     )
 
 
+def log_solutions(run: Run, phase: PhaseSection, run_id: str, solutions: Artifact[SampledSolutions]) -> None:
+    """Log what was sampled before a phase with rejection sampling: counts, and pass@k for every k."""
+    record = solutions.record
+    figures = {name: float(value) for name, value in record if isinstance(value, int)}
+    figures |= {f"pass_at_{point.k}": point.share for point in record.pass_at}
+    client = connect(run.mlflow)
+    log_new_figures(client, run_id, {f"sampling/{name}": value for name, value in figures.items()})
+
+
 def finish_phase(
     run: Run,
     phase: PhaseSection,
     run_id: str,
     checkpoint: Artifact[TrainedCheckpoint],
-    evaluation: Artifact[Evaluation],
+    evaluation: Artifact[Evaluation] | Artifact[PairEvaluation],
     decision: Artifact[GateDecision],
 ) -> None:
     """Log a checkpoint's figures on the phase's MLflow run and the parent, with the evidence of spikes and profiled

@@ -20,7 +20,6 @@ def op_environment() -> dict[str, str]:
     return {
         "TORCH_EXTENSIONS_DIR": str(this_machine().native_dir),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-        "DS_ACCELERATOR": "cpu",
     }
 
 
@@ -34,7 +33,7 @@ def build_ops() -> None:
     if shutil.which(compiler()) is None:
         raise ValueError(f"no C++ compiler {compiler()} on PATH: install one (Debian: apt-get install g++) or set CXX")
     make_native_dir()
-    os.environ.update(op_environment())
+    os.environ.update({**op_environment(), "DS_ACCELERATOR": "cpu"})
     from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 
     ShareMemCommBuilder().load()

@@ -32,6 +32,7 @@ from infra.jobs.scheduled_jobs import (
 
 SECRET = "glm46"
 """Its entries, where it exists, are variables of the ranks: credentials of the store."""
+GPU_RESOURCE = "nvidia.com/gpu"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOB_LABEL = "batch.kubernetes.io/job-name"
 NOT_FOUND = "(NotFound)"
@@ -78,7 +79,7 @@ class Kubernetes:
         if answer.returncode:
             raise ValueError(
                 f"Kubernetes refuses the job: {last_line(answer.stderr)}. Change queue or ranks_per_node of the "
-                f"phase's resources (see {path})"
+                f"resources (see {path})"
             )
         return f"{queue.partition}/{name}"
 
@@ -118,7 +119,10 @@ def manifest(job: Job, work_dir: Path, name: str) -> dict[str, Any]:
             {"name": START_VARIABLE, "value": str(START_SECONDS)},
         ],
         "envFrom": [{"secretRef": {"name": SECRET, "optional": True}}],
-        "resources": {"requests": {"cpu": str(job.num_ranks // job.num_nodes)}},
+        "resources": {
+            "requests": {"cpu": str(job.ranks_per_node)},
+            **({"limits": {GPU_RESOURCE: str(job.gpus_per_node)}} if job.gpus_per_node else {}),
+        },
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": "home", "mountPath": str(home)}, {"name": "shared-memory", "mountPath": "/dev/shm"}],
     }
@@ -190,7 +194,8 @@ def parse_record(
         return SchedulerRecord("ended")
     if stuck := [why for why in (_stuck(pod, now) for pod in pods) if why]:
         return SchedulerRecord("stuck", stuck[0])
-    if running or failed is not None:
+    # Pods without the others wait for them: ranks meet before they train.
+    if failed is not None or (running and not any(map(_has_no_node, pods))):
         return SchedulerRecord("running")
     if "Suspended" in conditions:
         return SchedulerRecord("queued", f"suspended: {conditions['Suspended'].get('message', '')}")
@@ -236,10 +241,17 @@ def _stuck(pod: dict[str, Any], now: datetime) -> str:
     return f"{reason}: {words}" if reason in NEVER or (reason in PULLING and is_late) else ""
 
 
-def _waits(pod: dict[str, Any]) -> str:
-    """Why a pod does not run yet."""
+def _has_no_node(pod: dict[str, Any]) -> str:
+    """Why a pod that waits for a node got none yet."""
     for condition in pod["status"].get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return condition.get("message", condition.get("reason", ""))
+    return ""
+
+
+def _waits(pod: dict[str, Any]) -> str:
+    """Why a pod does not run yet."""
+    if why := _has_no_node(pod):
+        return why
     waiting = _state(pod, "waiting") or {}
     return ": ".join(words for words in (waiting.get("reason"), waiting.get("message")) if words)

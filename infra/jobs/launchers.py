@@ -1,4 +1,4 @@
-"""Submits, polls, cancels and looks up training jobs.
+"""Submits, polls, cancels and looks up jobs: phases, and steps that run as jobs (step_jobs.py).
 
 A job is named by its step key, so a restarted flow attaches to it again. LocalLauncher runs ranks on this machine
 below a detached supervisor (infra/jobs/supervisor.py) that outlives the flow; jobs on nodes are in scheduled_jobs.py.
@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from configs.files import progress_file
 from infra.code_digest import ROOT
 from infra.jobs.build_ops import op_environment
 from infra.jobs.rank_processes import Command
@@ -26,7 +27,7 @@ from infra.jobs.supervisor import EXIT_LOCKED, is_locked, read_job_file, write_j
 from infra.step import Progress
 
 if TYPE_CHECKING:
-    from configs.schema import QueueResources
+    from configs.schema import Device, QueueResources
 
 JobState = Literal["queued", "running", "succeeded", "failed", "interrupted", "lost"]
 """queued: a scheduler has not started it yet. failed: the program ended with an error of its own. interrupted: someone
@@ -39,9 +40,11 @@ SUBMISSION_FILE = "submission.json"
 CANCEL_POLL_SECONDS = 0.1
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of one machine listen only to each other."""
-CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+CPU_ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Compiling graphs costs seconds per shape and gains nothing on a CPU. Threads that spin while they wait for each other
 make a step 3 to 5 times slower as soon as anything else runs on the machine (measured, 2 cores)."""
+CUDA_ENVIRONMENT = {"DS_ACCELERATOR": "cuda", "TORCHDYNAMO_DISABLE": "0"}
+"""Said, because ranks of this machine inherit what the flow's process was given."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,29 @@ class Job:
     num_nodes: int = 1
     queue: QueueResources | None = None
     """How a scheduler is asked; None on this machine."""
+    device: Device = "cpu"
+    """Of every rank; on `cuda` each rank has a GPU."""
+    name: str = ""
+    """The stage that it computes, for people."""
+    roots: tuple[str, ...] = ()
+    """Modules beside `module` that it starts by name: on nodes their code must be that of this machine."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.num_ranks // self.num_nodes
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.ranks_per_node if self.device == "cuda" else 0
+
+    def command(self, environment: dict[str, str], code: str = "") -> Command:
+        """What each node runs. Settings of CPUs never reach the ranks of a job on GPUs."""
+        own = CPU_ENVIRONMENT if self.device == "cpu" else CUDA_ENVIRONMENT
+        loopback = LOOPBACK if self.num_nodes == 1 else {}
+        variables = {**op_environment(), **own, **loopback, **environment, **self.environment}
+        return Command(
+            self.module, self.arguments, self.num_ranks, self.num_nodes, variables, code, self.name, self.roots
+        )
 
 
 @dataclass(frozen=True)
@@ -113,9 +139,17 @@ class JobLostError(RuntimeError):
         )
 
 
+class TooFewNodesError(ValueError):
+    """Some nodes of a job cannot be had now; `num_usable` can."""
+
+    def __init__(self, message: str, num_usable: int) -> None:
+        super().__init__(message)
+        self.num_usable = num_usable
+
+
 class Launcher(Protocol):
     def submit(self, job: Job) -> JobHandle:
-        """Start the job, or attach to it where it runs already."""
+        """Start the job, or attach to it where it runs already. Raises TooFewNodesError."""
         ...
 
     def poll(self, handle: JobHandle) -> JobStatus: ...
@@ -141,8 +175,7 @@ class LocalLauncher:
         if is_locked(work_dir):
             return JobHandle(job.key)
         (work_dir / SUBMISSION_FILE).unlink(missing_ok=True)
-        environment = {**op_environment(), **CPU_ENVIRONMENT, **LOOPBACK, **job.environment}
-        write_json(work_dir / "command.json", asdict(Command(job.module, job.arguments, job.num_ranks, 1, environment)))
+        write_json(work_dir / "command.json", asdict(job.command({})))
         with open(work_dir / "supervisor.log", "ab") as log:
             code = subprocess.run(
                 [sys.executable, "-m", "infra.jobs.supervisor", str(work_dir)],
@@ -205,7 +238,7 @@ def final_state(exit_code: int | None) -> JobState:
 
 def read_progress(work_dir: Path) -> Progress | None:
     """What the job itself wrote last."""
-    path = work_dir / "progress.json"
+    path = work_dir / progress_file.NAME
     return Progress(**json.loads(path.read_text())) if path.exists() else None
 
 

@@ -57,7 +57,7 @@ def main() -> int:
 def has_same_code(work_dir: Path) -> bool:
     """Whether this machine would run the code that the submitting one has: the step's key names it."""
     command = read_command(work_dir)
-    return code_digest((command.module,)) == command.code
+    return code_digest((command.module, *command.roots)) == command.code
 
 
 def _refuse(why: str, exit_code: int = 1) -> int:

@@ -53,7 +53,7 @@ class Pbs:
         answer = ask("qsub", str(script))
         if answer.returncode:
             raise ValueError(
-                f"PBS refuses the job: {last_line(answer.stderr)}. Change queue or ranks_per_node of the phase's "
+                f"PBS refuses the job: {last_line(answer.stderr)}. Change queue or ranks_per_node of the "
                 f"resources (see {script})"
             )
         return answer.stdout.strip()
@@ -76,12 +76,13 @@ class Pbs:
 
 def job_script(job: Job, work_dir: Path) -> str:
     """The batch script: one chunk per node, on each of which it starts a supervisor."""
-    queue, ranks_per_node = queue_of(job), job.num_ranks // job.num_nodes
+    queue = queue_of(job)
+    gpus = f":ngpus={job.gpus_per_node}" if job.gpus_per_node else ""
     options = {
         "-N": f"glm46-{job.key[: NAME_DIGITS - 6]}",  # some versions take 15 letters
         "-q": queue.partition,
         "-A": queue.account,
-        "-l select": f"{job.num_nodes}:ncpus={ranks_per_node}:mpiprocs=1",
+        "-l select": f"{job.num_nodes}:ncpus={job.ranks_per_node}:mpiprocs=1{gpus}",
         "-l place": "scatter:excl",
         "-l walltime": f"{queue.time_limit_minutes // 60:02d}:{queue.time_limit_minutes % 60:02d}:00",
         "-j": "oe",

@@ -29,6 +29,10 @@ class Command:
     environment: dict[str, str]
     code: str = ""
     """Digest of the code that the submitting machine would run; nodes with other code refuse. Empty on one machine."""
+    name: str = ""
+    """The stage that it computes, for people."""
+    roots: tuple[str, ...] = ()
+    """Modules beside `module` that it starts by name."""
 
     @property
     def ranks_per_node(self) -> int:

@@ -16,20 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from infra.code_digest import code_digest
-from infra.jobs.build_ops import op_environment
-from infra.jobs.launchers import (
-    CPU_ENVIRONMENT,
-    LOOPBACK,
-    SUBMISSION_FILE,
-    Job,
-    JobHandle,
-    JobState,
-    JobStatus,
-    final_state,
-    read_progress,
-)
+from infra.jobs.launchers import SUBMISSION_FILE, Job, JobHandle, JobState, JobStatus, final_state, read_progress
 from infra.jobs.node_files import NodeFiles
-from infra.jobs.rank_processes import Command, tail_of
+from infra.jobs.rank_processes import tail_of
 from infra.jobs.supervisor import JobFile, read_job_file, write_json
 from infra.storage.object_store import SHARED_VARIABLES
 
@@ -94,11 +83,8 @@ class ScheduledLauncher:
                 return handle
             self.scheduler.end(self._name(job.key), work_dir)  # one that waits for ever
         work_dir.mkdir(parents=True, exist_ok=True)
-        loopback = LOOPBACK if job.num_nodes == 1 else {}
         servers = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
-        environment = {**op_environment(), **CPU_ENVIRONMENT, **loopback, **servers, **job.environment}
-        code = code_digest((job.module,))
-        command = Command(job.module, job.arguments, job.num_ranks, job.num_nodes, environment, code)
+        command = job.command(servers, code_digest((job.module, *job.roots)))
         write_json(work_dir / "command.json", asdict(command))
         name = self.scheduler.submit(job, work_dir)
         write_json(work_dir / SUBMISSION_FILE, {"scheduler": self.scheduler.name, "job": name})
@@ -114,7 +100,7 @@ class ScheduledLauncher:
         if record is not None and record.state == "stuck":
             reason = (
                 f"{self.scheduler.name} does not start job {name} ({record.reason}): change queue or ranks_per_node of "
-                f"the phase's resources and run again"
+                f"the resources and run again"
             )
             return JobStatus("failed", None, None, None, "", (), reason)
         if job is not None and job.scheduler_job != name:
@@ -179,7 +165,7 @@ def end_of(record: SchedulerRecord | None, job: JobFile | None, *, is_cancelled:
     if state == "taken":
         return "lost", reason
     if own == "interrupted":
-        return "lost", "its time limit came near, and it has saved"
+        return "lost", "its time limit came near, and it was asked to save"
     if job is None or (job.exit_code is None and reason):
         return "failed", reason or "it ended before its first node began"
     if job.failing_rank is None:

@@ -43,7 +43,7 @@ class Slurm:
         answer = ask("sbatch", "--parsable", str(script))
         if answer.returncode:
             raise ValueError(
-                f"Slurm refuses the job: {last_line(answer.stderr)}. Change queue or ranks_per_node of the phase's "
+                f"Slurm refuses the job: {last_line(answer.stderr)}. Change queue or ranks_per_node of the "
                 f"resources (see {script})"
             )
         return answer.stdout.strip().partition(";")[0]
@@ -73,6 +73,7 @@ def job_script(job: Job, work_dir: Path) -> str:
         "job-name": f"glm46-{job.key[:NAME_DIGITS]}",
         "nodes": job.num_nodes,
         "ntasks-per-node": 1,
+        "gpus-per-node": job.gpus_per_node or "",
         "exclusive": "",
         "time": queue.time_limit_minutes,
         "partition": queue.partition,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.code_digest import ROOT
-from infra.jobs.launchers import Job
+from infra.jobs.launchers import Job, TooFewNodesError
 from infra.jobs.node_files import SILENT_SECONDS, NodeFiles, changed_at, clock_of
 from infra.jobs.node_supervisor import LEADER, NAME_VARIABLE
 from infra.jobs.rank_processes import tail_of
@@ -58,7 +58,7 @@ class Ssh:
     look_seconds = 1.0
 
     def submit(self, job: Job, work_dir: Path) -> str:
-        """Raises ValueError with a sentence per host where too few can run it."""
+        """Raises TooFewNodesError with a sentence per host that cannot run it, where too few can."""
         if shutil.which("ssh") is None:
             raise ValueError("no ssh on this machine: install one (Debian: apt-get install openssh-client)")
         previous = read_job_file(work_dir)
@@ -108,7 +108,7 @@ class Ssh:
     def _usable_hosts(self, job: Job, work_dir: Path, name: str) -> list[str]:
         """The first hosts of the file that can run the job; those after them are spare."""
         hostfile = Path(queue_of(job).hostfile)
-        ranks_per_node = job.num_ranks // job.num_nodes
+        ranks_per_node = job.ranks_per_node
         hosts = [host for host in read_hostfile(hostfile) if host.slots is None or host.slots >= ranks_per_node]
         probe = work_dir / f"probe-{name}"
         probe.write_text(name)
@@ -119,10 +119,11 @@ class Ssh:
             probe.unlink()
         usable = [host.name for host, why in zip(hosts, whys, strict=True) if not why]
         if len(usable) < job.num_nodes:
-            raise ValueError(
-                f"hostfile {hostfile} has {len(usable)} usable hosts with {ranks_per_node} slots or more, the phase "
+            raise TooFewNodesError(
+                f"hostfile {hostfile} has {len(usable)} usable hosts with {ranks_per_node} slots or more, the job "
                 f"needs {job.num_nodes} (num_ranks {job.num_ranks}, ranks_per_node {ranks_per_node})"
-                + "".join(f"; {why}" for why in whys if why)
+                + "".join(f"; {why}" for why in whys if why),
+                len(usable),
             )
         write_json(work_dir / "ssh.json", {"hosts": usable[: job.num_nodes], "left_out": [why for why in whys if why]})
         return usable

@@ -1,4 +1,4 @@
-"""The detached process that runs one training job on this machine: `python -m infra.jobs.supervisor WORK_DIR`.
+"""The detached process that runs one job on this machine: `python -m infra.jobs.supervisor WORK_DIR`.
 
 In: command.json (what to run). Out: job.json (pid, port, exit code, failing rank), fencing (a number that grows with
 every start), logs/rank-N.log. It holds an exclusive lock on WORK_DIR/lock as long as it runs. So if the lock is free
@@ -103,7 +103,7 @@ def _advance_fencing(work_dir: Path) -> int:
 def read_command(work_dir: Path) -> Command:
     """What was submitted. Raises FileNotFoundError before anything was."""
     values = json.loads((work_dir / "command.json").read_text())
-    return Command(**{**values, "arguments": tuple(values["arguments"])})
+    return Command(**{**values, "arguments": tuple(values["arguments"]), "roots": tuple(values.get("roots", ()))})
 
 
 def supervise(work_dir: Path, ready: int) -> None:

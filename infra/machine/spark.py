@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from configs.machine import SOURCE_SUFFIXES
 from infra.code_digest import ROOT
 from infra.file_lock import file_lock
 from infra.home import open_home
@@ -50,6 +51,7 @@ LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.python.daemon.module": "infra.machine.python_daemon",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -230,10 +232,11 @@ def _standard_error_to(path: Path) -> Iterator[None]:
 
 
 def _zip_packages(directory: Path) -> Path:
-    """SHIPPED_PACKAGES as a zip that executors put on their path."""
+    """SHIPPED_PACKAGES as a zip that executors put on their path, with the sources of what they compile."""
     path = directory / "glm46-executor.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in SHIPPED_PACKAGES:
-            for file in sorted((ROOT / package).rglob("*.py")):
-                archive.write(file, file.relative_to(ROOT).as_posix())
+            for file in sorted((ROOT / package).rglob("*")):
+                if file.suffix in (".py", *SOURCE_SUFFIXES):
+                    archive.write(file, file.relative_to(ROOT).as_posix())
     return path

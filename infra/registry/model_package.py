@@ -21,7 +21,8 @@ from infra.code_digest import ROOT, closure, imports, module_path
 
 LOADER = "model.registered_model"
 PACKAGES = ("model", "configs")
-MAX_NEW_TOKENS = 256
+ANSWERING = {"enable_thinking": False, "max_new_tokens": 256, "device": "cpu", "dtype": "float32"}
+"""What whoever loads a version may change by `model_config`."""
 BUILD_PACKAGES = ("pip", "setuptools")
 OWN_IMPORT = re.compile(rf"^(\s*(?:from|import) )(?=(?:{'|'.join(PACKAGES)})\b)", re.M)
 INPUTS = [{"type": "string"}]
@@ -39,7 +40,7 @@ def package_files(*, is_chat_trained: bool) -> dict[str, bytes]:
         "code": "code",
         "env": {"conda": "conda.yaml", "virtualenv": "python_env.yaml"},
         "python_version": python,
-        "config": {"is_chat_trained": is_chat_trained, "enable_thinking": False, "max_new_tokens": MAX_NEW_TOKENS},
+        "config": {"is_chat_trained": is_chat_trained, **ANSWERING},
     }
     signature = {"inputs": json.dumps(INPUTS), "outputs": json.dumps(OUTPUTS)}
     model = {"flavors": {"python_function": flavor}, "mlflow_version": version("mlflow"), "signature": signature}

@@ -24,7 +24,7 @@ from configs.files.file_digests import digests_of
 from configs.files.transferred_bytes import Transferred, count_read, count_written, counting_bytes
 from infra.file_lock import locked
 from infra.home import Home
-from infra.step import Artifact, FileEntry, LogMetrics, Manifest, Output, Progress, R, Record, Step
+from infra.step import JOB_EVIDENCE_DIR, Artifact, FileEntry, LogMetrics, Manifest, Output, Progress, R, Record, Step
 from infra.storage.lease import Lease, acquire_lease, holder_of
 from infra.storage.manifest_store import CorruptArtifactError, ManifestStore, content_digest, step_key
 from infra.storage.parallel import map_in_threads
@@ -288,8 +288,9 @@ def _describe(
     seconds: float,
 ) -> Manifest:
     content = {name: entry for name, entry in sorted(entries.items()) if _matches(name, step.content)}
+    patterns = (*step.evidence, f"{JOB_EVIDENCE_DIR}/*")
     evidence = {
-        name: entry for name, entry in sorted(entries.items()) if name not in content and _matches(name, step.evidence)
+        name: entry for name, entry in sorted(entries.items()) if name not in content and _matches(name, patterns)
     }
     undeclared = sorted(entries.keys() - content.keys() - evidence.keys())
     assert not undeclared, f"step {step.name} wrote files that it does not declare: {undeclared}"

@@ -69,6 +69,11 @@ def count_parameters(recipe: ModelRecipe) -> ParameterCounts:
     )
 
 
+def unembedding_saved(recipe: ModelRecipe) -> int:
+    """Parameters of the unembedding beyond those of a reward model's scalar head, which takes its place."""
+    return (recipe.vocab_size - 1) * recipe.hidden_size
+
+
 @dataclass(frozen=True)
 class TrainedCounts:
     """Parameters that a phase trains; `expert` is those of one routed expert, the layers' counts leave routed experts

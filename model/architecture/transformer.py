@@ -21,6 +21,7 @@ from model.architecture.losses import LanguageHead
 from model.architecture.moe import Router
 from model.architecture.mtp import MtpLayer, mtp_targets
 from model.architecture.norm import RMSNorm
+from model.architecture.preferences import Preference, ScoreHead, direct_preference_loss, scored_preference_loss
 from model.architecture.rotary import rotary_tables
 
 
@@ -28,7 +29,8 @@ class Losses(NamedTuple):
     """Unweighted float32 scalars."""
 
     lm: Tensor
-    """Mean cross-entropy of the next token over the targets kept, weighted where weights were given."""
+    """Mean cross-entropy of the next token over the targets kept, weighted where weights were given; of preference
+    pairs the mean loss of a pair."""
     mtp: Tensor
     """Mean cross-entropy of the token after it; 0 without an MTP layer."""
     balance: Tensor
@@ -87,14 +89,20 @@ class Decoder(nn.Module):
 
 
 class Glm4Moe(nn.Module):
-    """`rope_theta` overrides the recipe's, for phases that train at another base than the released model's."""
+    """`rope_theta` overrides the recipe's, for phases that train at another base than the released model's. A reward
+    model (`is_scored`) has a scalar head in place of the unembedding, and no MTP layer."""
 
-    def __init__(self, recipe: ModelRecipe, rope_theta: float | None = None) -> None:
+    def __init__(self, recipe: ModelRecipe, rope_theta: float | None = None, is_scored: bool = False) -> None:
         super().__init__()
         self.recipe = recipe
         self.rope_theta = recipe.rope_theta if rope_theta is None else rope_theta
         self.model = Decoder(recipe)
-        self.lm_head = LanguageHead(recipe.hidden_size, recipe.vocab_size)
+        self.is_scored = is_scored
+        if is_scored:
+            assert not recipe.num_nextn_predict_layers, "a reward model predicts no token"
+            self.score = ScoreHead(recipe.hidden_size)
+        else:
+            self.lm_head = LanguageHead(recipe.hidden_size, recipe.vocab_size)
         self.num_slices = 1
         """Number of equal slices into which the positions of hidden states are divided; this rank holds one (tensor
         parallelism)."""
@@ -130,6 +138,7 @@ class Glm4Moe(nn.Module):
         segment_ids_BT: Tensor | None = None,
         mtp_segment_ids_BT: Tensor | None = None,
         mtp_target_ids_BT: Tensor | None = None,
+        preference: Preference | None = None,
         cache: KVCache | None = None,
     ) -> ModelOutput:
         """Losses when `target_ids_BT` (token t+1 per position, -100 to leave out) is given, logits when it is not.
@@ -140,7 +149,8 @@ class Glm4Moe(nn.Module):
         another document out of the loss. `mtp_segment_ids_BT` does only the latter, for rows whose attention runs over
         document ends as in pre-training; `mtp_target_ids_BT` gives those targets themselves, for parts of rows: the
         targets of a part's last positions come after the part. Whether a document's last position is trained to predict
-        the next document's first token is decided by `target_ids_BT`.
+        the next document's first token is decided by `target_ids_BT`. `preference` makes neighbouring rows pairs, whose
+        loss takes the place of the next token's cross-entropy.
         """
         assert cache is None or (target_ids_BT is None and segment_ids_BT is None), "a cache serves generation only"
         embedded_BTD = self.model.embed_tokens(token_ids_BT)
@@ -156,6 +166,7 @@ class Glm4Moe(nn.Module):
             segment_ids_BT=segment_ids_BT,
             mtp_segment_ids_BT=mtp_segment_ids_BT,
             mtp_target_ids_BT=mtp_target_ids_BT,
+            preference=preference,
         )
 
     def losses(
@@ -169,12 +180,18 @@ class Glm4Moe(nn.Module):
         segment_ids_BT: Tensor | None = None,
         mtp_segment_ids_BT: Tensor | None = None,
         mtp_target_ids_BT: Tensor | None = None,
+        preference: Preference | None = None,
     ) -> ModelOutput:
         """Losses from the trunk's layers and the embeddings, as in `forward`; a pipeline's last stage begins here."""
         hidden_BTD = self.model.norm(trunk.hidden_BTD)
-        lm = self.lm_head(
-            hidden_BTD / temperature if temperature != 1.0 else hidden_BTD, target_ids_BT, target_weights_BT
-        )
+        if preference is not None and self.is_scored:
+            lm = scored_preference_loss(self.score, hidden_BTD, preference)
+        elif preference is not None:
+            lm = direct_preference_loss(self.lm_head, hidden_BTD, target_ids_BT, preference)
+        else:
+            lm = self.lm_head(
+                hidden_BTD / temperature if temperature != 1.0 else hidden_BTD, target_ids_BT, target_weights_BT
+            )
         mtp, balance, counts = lm.new_zeros(()), trunk.balance, trunk.counts
         if self.recipe.num_nextn_predict_layers and not self.runs_mtp:
             counts = [*counts, torch.zeros(self.recipe.n_routed_experts, dtype=torch.int64, device=lm.device)]

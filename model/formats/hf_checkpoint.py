@@ -4,7 +4,8 @@ There is one tensor per expert. Every tensor is accounted for: a missing, unexpe
 ValueError that names tensor and file. Both MTP layouts are read: GLM-4.6's, and GLM-4.5's, which repeats embedding
 and unembedding as `layers.N.embed_tokens` and `layers.N.shared_head.head` (vllm #27597). We write 4.6's. The repeated
 tensors are checked against the trunk's and then left out: training has one copy of each, so a checkpoint whose copies
-differ cannot be represented and is refused.
+differ cannot be represented and is refused. A reward model has `score.weight`, as transformers' sequence
+classification names it, in place of `lm_head.weight`.
 """
 
 import json
@@ -31,22 +32,24 @@ INDEX_FILE = "model.safetensors.index.json"
 ROUTER_BIAS = "e_score_correction_bias"
 _CONSTANTS = {"hidden_act": "silu", "attention_dropout": 0.0, "rope_scaling": None}
 """Keys of config.json that this architecture does not vary."""
+CAUSAL_LM, REWARD_MODEL = "Glm4MoeForCausalLM", "Glm4MoeForSequenceClassification"
 _MTP_COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 
 
 def config_dict(
-    recipe: ModelRecipe, *, dtype: torch.dtype, eos_token_ids: Sequence[int], pad_token_id: int
+    recipe: ModelRecipe, *, dtype: torch.dtype, eos_token_ids: Sequence[int], pad_token_id: int, is_scored: bool = False
 ) -> dict[str, object]:
-    """config.json's content, keys sorted."""
+    """config.json's content, keys sorted; `is_scored` for a reward model, whose one label is the score."""
     fixed = {
-        "architectures": ["Glm4MoeForCausalLM"],
+        "architectures": [REWARD_MODEL if is_scored else CAUSAL_LM],
         "model_type": "glm4_moe",
         "dtype": str(dtype).removeprefix("torch."),
         "eos_token_id": list(eos_token_ids),
         "pad_token_id": pad_token_id,
         "use_cache": True,
     }
-    return dict(sorted((recipe.model_dump() | _CONSTANTS | fixed).items()))
+    labels = {"id2label": {"0": "score"}, "label2id": {"score": 0}} if is_scored else {}
+    return dict(sorted((recipe.model_dump() | _CONSTANTS | fixed | labels).items()))
 
 
 def write_checkpoint(
@@ -143,6 +146,11 @@ def read_config(checkpoint_dir: Path) -> ModelRecipe:
         raise ValueError(f"{path}: this architecture is not supported: {describe_problems(error)}") from error
 
 
+def is_reward_model(checkpoint_dir: Path) -> bool:
+    """Whether a directory's config.json says that it holds a reward model."""
+    return _read_json(checkpoint_dir / CONFIG_FILE).get("architectures") == [REWARD_MODEL]
+
+
 def _lacks_mtp(checkpoint_dir: Path, num_hidden_layers: object) -> bool:
     """Whether a directory holds weights, and none of the layer after the last."""
     if not any((checkpoint_dir / name).is_file() for name in (INDEX_FILE, SINGLE_FILE)):
@@ -212,10 +220,16 @@ class CheckpointTensors:
     any is read: a missing, unexpected or wrongly shaped one and a router bias that is not float32 are ValueErrors that
     name it."""
 
-    def __init__(self, checkpoint_dir: Path, recipe: ModelRecipe) -> None:
+    def __init__(self, checkpoint_dir: Path, recipe: ModelRecipe, is_scored: bool = False) -> None:
+        if is_reward_model(checkpoint_dir) != is_scored:
+            kinds = ("a language model", "a reward model")
+            raise ValueError(
+                f"{checkpoint_dir} holds {kinds[not is_scored]}, {kinds[is_scored]} is needed here: name another "
+                f"checkpoint"
+            )
         self.files = tensor_files(checkpoint_dir)
         with torch.device("meta"):
-            shapes = checkpoint_shapes(Glm4Moe(recipe))
+            shapes = checkpoint_shapes(Glm4Moe(recipe, is_scored=is_scored))
         copies = _mtp_copies(recipe) if recipe.num_nextn_predict_layers else {}
         for name in sorted(set(shapes) - set(self.files)):
             raise ValueError(
@@ -278,7 +292,7 @@ def load_weights(model: Glm4Moe, checkpoint_dir: Path) -> None:
     """Copy a checkpoint into the model, tensor by tensor, cast to the model's dtypes. Peak memory is the model's and
     one file's."""
     state = model.state_dict()
-    for name, tensor in CheckpointTensors(checkpoint_dir, model.recipe):
+    for name, tensor in CheckpointTensors(checkpoint_dir, model.recipe, model.is_scored):
         ours, expert = stacked_name(name)
         (state[ours] if expert is None else state[ours][expert]).copy_(tensor)
 
@@ -298,10 +312,20 @@ def _check_header(header: Any, name: str, path: Path, shape: torch.Size) -> None
         )
 
 
-def load_model(checkpoint_dir: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Glm4Moe:
-    """Build the model a checkpoint directory describes, load its weights, and set it to evaluation."""
+def load_model(
+    checkpoint_dir: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    is_scored: bool = False,
+) -> Glm4Moe:
+    """Build the model a checkpoint directory describes, load its weights, and set it to evaluation. Router biases stay
+    float32: rounded they select other experts. Raises ValueError for a reward model, unless `is_scored` asks for
+    one."""
     with torch.device("meta"):
-        model = Glm4Moe(read_config(checkpoint_dir))
-    model = model.to(dtype).to_empty(device=device)
+        model = Glm4Moe(read_config(checkpoint_dir), is_scored=is_scored)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model = model.to_empty(device=device)
     load_weights(model, checkpoint_dir)
     return model.eval()

@@ -88,7 +88,7 @@ class TorchDecoding:
             [hidden_TD[len(hidden_TD) - len(drawn) :] for hidden_TD, drawn in zip(hidden, draws, strict=True)]
         )
         logits_RV = self._model.lm_head(read_RD[None])[0].float()
-        draws_R = torch.tensor([draw for drawn in draws for draw in drawn], dtype=torch.float64, device=self._device)
+        draws_R = torch.tensor([draw for drawn in draws for draw in drawn], dtype=torch.float64)
         choices = iter(describe_choice(logits_RV, choose_tokens(logits_RV, sampling, draws_R), sampling))
         return [[next(choices) for _ in drawn] for drawn in draws], hidden if keeps_hidden else []
 

@@ -48,10 +48,10 @@ class Chosen(NamedTuple):
 
 def choose_tokens(logits_BV: Tensor, sampling: Sampling, draws_B: Tensor) -> Tensor:
     """The next token per row: the best one, or the one that a draw from [0, 1) falls on within the smallest set of
-    tokens that holds `top_p` of the mass."""
+    tokens that holds `top_p` of the mass. It is drawn on the CPU: a GPU sums in no fixed order (torch.cumsum)."""
     if sampling.temperature == 0:
         return logits_BV.argmax(-1)
-    probabilities_BV = (logits_BV / sampling.temperature).softmax(-1)
+    probabilities_BV = (logits_BV.cpu() / sampling.temperature).softmax(-1)
     if sampling.top_p < 1:
         sorted_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True, stable=True)
         mass_before_BV = sorted_BV.cumsum(-1) - sorted_BV
@@ -62,7 +62,8 @@ def choose_tokens(logits_BV: Tensor, sampling: Sampling, draws_B: Tensor) -> Ten
         raise NonFiniteLogitsError
     # To the right of equal masses, so that a token without mass is never hit; a draw below 1 never reaches past the
     # last with mass.
-    return torch.searchsorted(mass_BV, draws_B.double()[:, None] * mass_BV[:, -1:], right=True)[:, 0]
+    chosen_B = torch.searchsorted(mass_BV, draws_B.double()[:, None] * mass_BV[:, -1:], right=True)[:, 0]
+    return chosen_B.to(logits_BV.device)
 
 
 def describe_choice(logits_BV: Tensor, chosen_B: Tensor, sampling: Sampling) -> list[Chosen]:

@@ -12,14 +12,19 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from configs.files.atomic_files import replacing
-from configs.machine import compiler, describe_missing, make_native_dir, this_machine, with_headers
+from configs.machine import SOURCE_SUFFIXES, compiler, describe_missing, make_native_dir, this_machine, with_headers
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,11 +37,26 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 def load_library(source: Path) -> ctypes.CDLL:
     """The library of a .cpp file, compiled if this machine has not done so yet. Raises ValueError without a C++
     compiler, or with the compiler's messages."""
-    path = library_path(source)
-    if not path.is_file():
-        print(f"{describe_missing([path])}: compiling it, once", file=sys.stderr, flush=True)
-        _compile(source)
+    with _on_disk(source) as file:
+        path = library_path(file)
+        if not path.is_file():
+            print(f"{describe_missing([path])}: compiling it, once", file=sys.stderr, flush=True)
+            _compile(file)
     return ctypes.CDLL(str(path))
+
+
+@contextmanager
+def _on_disk(source: Path) -> Iterator[Path]:
+    """The source beside its headers as files: executors import the project from a zip."""
+    if source.is_file():
+        yield source
+        return
+    archive = next(path for path in source.parents if path.is_file())
+    with zipfile.ZipFile(archive) as zipped, tempfile.TemporaryDirectory() as directory:
+        inside = source.parent.relative_to(archive).as_posix()
+        names = [name for name in zipped.namelist() if name.startswith(f"{inside}/") and name.endswith(SOURCE_SUFFIXES)]
+        zipped.extractall(directory, names)
+        yield Path(directory) / source.relative_to(archive)
 
 
 def library_path(source: Path) -> Path:
@@ -60,6 +80,12 @@ def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
         tensor is None or tensor.stride() for tensor in tensors
     ]
     return [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
+
+
+def array_pointers(*arrays: NDArray[Any] | None) -> list[ctypes.c_void_p]:
+    """As `pointers`, of NumPy arrays."""
+    assert all(array is None or array.flags.c_contiguous for array in arrays)
+    return [ctypes.c_void_p(None if array is None else array.ctypes.data) for array in arrays]
 
 
 def _compile(source: Path) -> None:

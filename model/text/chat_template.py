@@ -168,9 +168,16 @@ def render_to_train(messages: Sequence[Message], tools: Sequence[Mapping[str, An
     """A conversation that ends with the assistant, and the role token that closes its last turn.
 
     Where no reasoning follows the last user message, the user counts as having asked for none."""
+    return render_closed(messages, tools, enable_thinking=is_thinking(messages))
+
+
+def render_closed(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, enable_thinking: bool
+) -> list[Segment]:
+    """A conversation that ends with the assistant, and the role token that closes its last turn."""
     assert messages[-1]["role"] == "assistant", messages[-1]["role"]
     closing = "<|observation|>" if messages[-1].get("tool_calls") else "<|user|>"
-    segments = render(messages, tools, enable_thinking=is_thinking(messages), add_generation_prompt=False)
+    segments = render(messages, tools, enable_thinking=enable_thinking, add_generation_prompt=False)
     return [*segments, *_template(closing, is_trained=True)]
 
 
@@ -180,10 +187,10 @@ def is_thinking(messages: Sequence[Message]) -> bool:
     return any(message.get("reasoning", "").strip() for message in messages[last_user + 1 :])
 
 
-def problem_prompt(question: str, enable_thinking: bool) -> list[Segment]:
+def problem_prompt(question: str, enable_thinking: bool, tools: Sequence[Mapping[str, Any]] = ()) -> list[Segment]:
     """One question, up to where the assistant begins to write."""
     return render(
-        [{"role": "user", "content": question}], (), enable_thinking=enable_thinking, add_generation_prompt=True
+        [{"role": "user", "content": question}], tools, enable_thinking=enable_thinking, add_generation_prompt=True
     )
 
 

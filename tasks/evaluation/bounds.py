@@ -23,6 +23,8 @@ class Bound(Record):
     """95 % interval of a comparison."""
     limit: float | None
     """The bound on `value`, or on one end of the interval; None where the value only has to be finite."""
+    is_own: bool = False
+    """Whether the phase is trained for this figure."""
     num_items: int = 0
     """Independent items that were compared."""
     outcome: Outcome

@@ -15,17 +15,36 @@ from dataclasses import dataclass
 
 from tasks.evaluation.bounds import Bound, Outcome
 from tasks.evaluation.intervals import MIN_ITEMS, Interval, paired_share_interval, ratio_interval
-from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, Item, by_domain, by_unit, text_once
+from tasks.evaluation.items import (
+    ARITHMETIC,
+    CHAT_PROBLEM,
+    CHOICE,
+    DOCUMENT,
+    WORKED,
+    Item,
+    by_domain,
+    by_unit,
+    text_once,
+)
 
 BITS_PER_BYTE = "bits_per_byte"
+WORKED_BITS_PER_BYTE = "worked_bits_per_byte"
 SHARES = {"arithmetic_accuracy": ARITHMETIC, "pass_at_1": CHAT_PROBLEM, "choice_accuracy": CHOICE}
 """Figure -> kind of its items."""
 FIGURES = (BITS_PER_BYTE, *SHARES)
-"""What candidates are compared on; bits per byte also domain by domain."""
-NOUNS = {DOCUMENT: "documents", ARITHMETIC: "problems", CHAT_PROBLEM: "problems", CHOICE: "questions"}
+"""What candidates are compared on; bits per byte also domain by domain. That of worked problems is compared only for
+phases that are trained for it: a course of others may forget how generated texts are written."""
+NOUNS = {
+    DOCUMENT: "documents",
+    ARITHMETIC: "problems",
+    CHAT_PROBLEM: "problems",
+    CHOICE: "questions",
+    WORKED: "problems",
+}
 FIXES = {
     DOCUMENT: "raise data.recipe.split.test_share or evaluation.recipe.max_document_tokens, or bring more documents",
     ARITHMETIC: "raise data.recipe.synthesize.num_evaluation_problems",
+    WORKED: "raise data.recipe.synthesize.num_evaluation_problems",
     CHAT_PROBLEM: "raise evaluation.recipe.num_chat_problems and data.recipe.synthesize.num_evaluation_problems",
     CHOICE: "raise evaluation.recipe.num_choice_items, or bring more questions",
 }
@@ -76,6 +95,9 @@ class Compared:
 def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[Compared]:
     """The figure first, then for bits per byte every domain; nothing for a kind without items. Documents must be
     finite."""
+    if figure == WORKED_BITS_PER_BYTE:
+        ours, theirs = ([item for item in side if item.kind == WORKED] for side in (items, others))
+        return [Compared(figure, WORKED, bits_difference(ours, theirs), True)]
     if figure != BITS_PER_BYTE:
         kind = SHARES[figure]
         ours, theirs = ([item for item in side if item.kind == kind] for side in (items, others))
@@ -97,7 +119,7 @@ def bits_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Difference:
     units = _paired(ours, theirs)
     extra_bits = [sum(our.bits - other.bits for our, other in unit) for unit in units]
     num_bytes = [sum(our.num_bytes for our, _ in unit) for unit in units]
-    assert math.isfinite(sum(extra_bits)), "documents that are not finite cannot be compared"
+    assert math.isfinite(sum(extra_bits)), "texts that are not finite cannot be compared"
     return Difference(sum(extra_bits) / sum(num_bytes), ratio_interval(extra_bits, num_bytes), len(units), -1)
 
 
@@ -117,11 +139,14 @@ def _paired(ours: Sequence[Item], theirs: Sequence[Item]) -> list[list[tuple[Ite
     return [[(item, others[item.item_id]) for item in unit] for unit in by_unit(ours)]
 
 
-def judge(compared: Compared, against: str, margin: float, is_own: bool) -> Bound:
+def judge(compared: Compared, against: str, margin: float, is_own: bool = False, must_gain: bool = False) -> Bound:
     """Whether the items show that the candidate is not worse than another by the margin; with `is_own` also that it is
-    not worse beyond the interval."""
+    not worse beyond the interval, with `must_gain` that it is better beyond it."""
     difference = compared.difference
     outcome, reason = _decide(compared, margin, is_own)
+    if is_own and outcome == "held" and not difference.is_better:
+        reason += "; the phase is trained for this figure, which is no better beyond the interval"
+        outcome = "broken" if must_gain else outcome
     end, limit = (
         ("lower end must stay above", -margin) if difference.sign > 0 else ("upper end must stay below", margin)
     )
@@ -133,6 +158,7 @@ def judge(compared: Compared, against: str, margin: float, is_own: bool) -> Boun
         figure=compared.figure,
         against=against,
         value=round(difference.value, 6),
+        is_own=is_own,
         interval=(round(lower, 6), round(upper, 6)) if is_bounded else None,
         limit=limit,
         num_items=difference.num_items,

@@ -2,8 +2,8 @@
 
 The comparisons are with start, champion and anchors. In: items.parquet and experts.parquet of the candidate and,
 where there are any, items.parquet of the checkpoint that the phase started from, of the champion and of the anchors,
-on the same suite. Out: decision.json. A refusal is a result with reasons, never an exception. Evaluations that cannot
-be compared or lack a metric raise.
+on the same suite; figures of preference pairs where the phase trained on some. Out: decision.json. A refusal is a
+result with reasons, never an exception. Evaluations that cannot be compared or lack a metric raise.
 
 The anchor of a figure is the best promoted version so far. Margins against only the champion would add up from
 release to release: against the anchor they do not. It moves only to a candidate that is better than it beyond the
@@ -21,26 +21,28 @@ from pydantic import Field
 
 from infra.step import Artifact, Output, Record, digest_of, step
 from tasks.evaluation.bounds import Bound, Verdict
-from tasks.evaluation.comparisons import BITS_PER_BYTE, FIGURES, Compared, compare, judge
+from tasks.evaluation.comparisons import BITS_PER_BYTE, FIGURES, WORKED_BITS_PER_BYTE, Compared, compare, judge
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, chance_cv, chance_load, read_expert_use
 from tasks.evaluation.items import (
     ARITHMETIC,
     CHAT_PROBLEM,
     CHOICE,
     DOCUMENT,
+    WORKED,
     Item,
     accuracy,
     bits_per_byte,
     distinct_answer_share,
-    items_of,
     num_non_finite,
     read_items,
     text_once,
 )
+from tasks.evaluation.pair_bounds import check_pairs
 
 if TYPE_CHECKING:
     from configs.schema import GateRecipe, MarginRecipe
     from tasks.evaluation.evaluate_checkpoint import Evaluation
+    from tasks.evaluation.evaluate_pairs import PairEvaluation
 
 START, CHAMPION, ANCHOR = "start", "champion", "anchor"
 
@@ -82,36 +84,29 @@ class GateDecision(Record):
 @step(content=("decision.json",), distributions=("numpy", "scipy", "pyarrow"))
 def decide_gate(
     *,
-    evaluation: Artifact[Evaluation],
+    evaluation: Artifact[Evaluation] | None,
     start_evaluation: Artifact[Evaluation] | None,
     champion_evaluation: Artifact[Evaluation] | None,
     anchors: Anchors | None,
     recipe: GateRecipe,
     output: Output,
+    pairs: Artifact[PairEvaluation] | None = None,
 ) -> GateDecision:
-    """Judge an evaluation; `anchors` is None except for a release. Raises ValueError when another evaluation is of
-    other items, or a metric is missing."""
-    items = read_items(evaluation.path("items.parquet"))
+    """Judge an evaluation; `anchors` is None except for a release. `pairs` are judged where the phase trained on some;
+    a reward model has no other evaluation. Raises ValueError when another evaluation is of other items, or a metric is
+    missing."""
     verdict = Verdict()
-    _check_experts(read_expert_use(evaluation.path(EXPERTS_FILE)), recipe, verdict)
-    _check_floors(items, recipe, verdict)
     anchored: tuple[str, ...] = ()
-    if not num_non_finite(items_of(items, DOCUMENT)):
-        for name, other, margins in (
-            (START, start_evaluation, recipe.start),
-            (CHAMPION, champion_evaluation, recipe.champion),
-        ):
-            if other is not None:
-                before = _items_of(evaluation, other, name)
-                for figure in FIGURES:
-                    is_own = name == START and figure == recipe.own_figure
-                    _judge(compare(figure, items, before), name, margins, is_own, verdict)
-        if anchors is not None:
-            anchored = _judge_anchors(evaluation, items, anchors, champion_evaluation, recipe.champion, verdict)
+    if pairs is not None:
+        check_pairs(pairs.record, recipe, verdict)
+    if evaluation is not None:
+        anchored = _judge_answers(evaluation, start_evaluation, champion_evaluation, anchors, recipe, verdict)
+    judged = pairs if evaluation is None else evaluation
+    assert judged is not None, "nothing to judge"
     decision = GateDecision(
         accepted=verdict.is_held,
         bounds=tuple(verdict.bounds),
-        candidate_digest=evaluation.digest,
+        candidate_digest=judged.digest,
         start_digest="" if start_evaluation is None else start_evaluation.digest,
         champion_digest="" if champion_evaluation is None else champion_evaluation.digest,
         anchor_digests={}
@@ -123,6 +118,34 @@ def decide_gate(
         json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
     )
     return decision
+
+
+def _judge_answers(
+    evaluation: Artifact[Evaluation],
+    start_evaluation: Artifact[Evaluation] | None,
+    champion_evaluation: Artifact[Evaluation] | None,
+    anchors: Anchors | None,
+    recipe: GateRecipe,
+    verdict: Verdict,
+) -> tuple[str, ...]:
+    """Record the bounds of a language model; gives the figures whose anchor it becomes."""
+    items = read_items(evaluation.path("items.parquet"))
+    _check_experts(read_expert_use(evaluation.path(EXPERTS_FILE)), recipe, verdict)
+    _check_floors(items, recipe, verdict)
+    anchored: tuple[str, ...] = ()
+    if not num_non_finite(item for item in items if item.kind in (DOCUMENT, WORKED)):
+        for name, other, margins in (
+            (START, start_evaluation, recipe.start),
+            (CHAMPION, champion_evaluation, recipe.champion),
+        ):
+            if other is not None:
+                before = _items_of(evaluation, other, name)
+                own = recipe.own_figure if name == START else ""
+                for figure in (*FIGURES, *((own,) if own == WORKED_BITS_PER_BYTE else ())):
+                    _judge(compare(figure, items, before), name, margins, verdict, own, recipe.must_gain)
+        if anchors is not None:
+            anchored = _judge_anchors(evaluation, items, anchors, champion_evaluation, recipe.champion, verdict)
+    return anchored
 
 
 def _check_floors(items: list[Item], recipe: GateRecipe, verdict: Verdict) -> None:
@@ -184,12 +207,14 @@ def _items_of(evaluation: Artifact[Evaluation], other: Artifact[Evaluation], nam
     return items
 
 
-def _judge(compared: list[Compared], name: str, margins: MarginRecipe, is_own: bool, verdict: Verdict) -> None:
-    """Record the bound of a figure and those of its domains. Domains have a margin of their own and are never a phase's
-    own figure."""
+def _judge(
+    compared: list[Compared], name: str, margins: MarginRecipe, verdict: Verdict, own: str = "", must_gain: bool = False
+) -> None:
+    """Record the bound of a figure and those of its domains, which have a margin of their own."""
     for number, each in enumerate(compared):
-        margin = margins.domain_bits_per_byte if number else getattr(margins, each.figure)
-        verdict.bounds.append(judge(each, name, margin, is_own and not number))
+        is_part = number or each.figure == WORKED_BITS_PER_BYTE
+        margin = margins.domain_bits_per_byte if is_part else getattr(margins, each.figure)
+        verdict.bounds.append(judge(each, name, margin, each.figure == own, must_gain))
 
 
 def _judge_anchors(
@@ -211,7 +236,7 @@ def _judge_anchors(
         elif anchor.digest != evaluation.digest:
             compared = compare(figure, items, _items_of(evaluation, anchor, ANCHOR))
             if champion_evaluation is None or champion_evaluation.digest != anchor.digest:
-                _judge(compared, ANCHOR, margins, False, verdict)
+                _judge(compared, ANCHOR, margins, verdict)
             if (
                 compared
                 and compared[0].difference.is_better

@@ -1,4 +1,4 @@
-"""Bits per byte: the log-probability of held-out documents, or of the answers in held-out conversations."""
+"""Bits per byte: the log-probability of held-out text, or of the answers in held-out conversations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress
 from tasks.evaluation.engine import Engine
-from tasks.evaluation.items import DOCUMENT, Item
+from tasks.evaluation.items import Item
 from tasks.evaluation.scored_text import scored_text
 from tasks.evaluation.suite import Question
 
@@ -46,7 +46,7 @@ def score_documents(
         num_bytes = text.num_bytes
         yield Item(
             document.item_id,
-            DOCUMENT,
+            document.kind,
             document.domain,
             document.unit,
             document.prompt_digest,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from model.text.tokenizer_layout import END_OF_TEXT, END_TOKENS, tokenizer_for_text
 
@@ -28,13 +28,24 @@ class Engine(Protocol):
         ...
 
 
-def load_engine(checkpoint_dir: Path, *, weights_version: str, batch_sequences: int) -> InProcessEngine:
+def load_engine(
+    checkpoint_dir: Path,
+    *,
+    weights_version: str,
+    batch_sequences: int,
+    device: str = "cpu",
+    dtype: Literal["float32", "bfloat16"] = "float32",
+) -> InProcessEngine:
     """An engine of this process for a Hugging Face directory. `weights_version` is the digest that callers must ask
-    for."""
+    for. Raises ValueError where the process has no such device."""
+    import torch
+
+    from model.device import open_device
     from model.formats.hf_checkpoint import load_model
     from model.generation.generation import InProcessEngine
 
-    return InProcessEngine(load_model(checkpoint_dir), weights_version=weights_version, batch_sequences=batch_sequences)
+    model = load_model(checkpoint_dir, device=open_device(device), dtype=getattr(torch, dtype))
+    return InProcessEngine(model, weights_version=weights_version, batch_sequences=batch_sequences)
 
 
 def load_tokenizer(tokenizer_path: Path) -> Tokenizer:

@@ -2,7 +2,7 @@
 
 Problems are asked as text and as conversations. In: a trained checkpoint (hf/ with tokenizer.json) and a suite. Out:
 items.parquet, one row per item, sorted by item id, and experts.parquet, routed tokens of the documents per layer and
-expert. Gates read only these. Runs in this process with fixed threads and deterministic algorithms.
+expert. Gates read only these. The whole model is on one device; threads are fixed, algorithms deterministic.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tasks.evaluation.items import (
     CHAT_PROBLEM,
     CHOICE,
     DOCUMENT,
+    WORKED,
     Item,
     accuracy,
     accuracy_interval,
@@ -30,6 +31,7 @@ from tasks.evaluation.items import (
     bits_per_byte_interval,
     by_domain,
     distinct_answer_share,
+    formed_answer_share,
     num_non_finite,
     passed_at_k,
     text_once,
@@ -55,6 +57,8 @@ class Evaluation(Record):
     """Over the held-out documents, without those of domain repository, whose text is that of other documents; None
     where one is not finite."""
     bits_per_byte_by_domain: dict[str, float | None]
+    worked_bits_per_byte: float | None
+    """Over the verified problems as documents work them out; None where one is not finite."""
     arithmetic_accuracy: float
     """Share of the verified problems that were continued rightly as plain text."""
     pass_at_1: float
@@ -62,6 +66,8 @@ class Evaluation(Record):
     pass_at_k: float
     pass_k: int
     distinct_answer_share: float
+    formed_answer_share: float
+    """Share of those answers that ended by themselves and say something outside their reasoning."""
     choice_accuracy: float | None
     """By summed log-probability; None where the suite holds no question."""
     choice_accuracy_normalised: float | None
@@ -95,11 +101,19 @@ def evaluate_checkpoint(
     normalised = None
     documents = _of_kind(questions, DOCUMENT)
     with reproducible_arithmetic(recipe.num_threads):
-        engine = load_engine(checkpoint_dir, weights_version=version, batch_sequences=resources.batch_sequences)
+        engine = load_engine(
+            checkpoint_dir,
+            weights_version=version,
+            batch_sequences=resources.batch_sequences,
+            device=resources.device,
+            dtype=recipe.dtype,
+        )
         items = [*score_documents(engine, tokenizer, documents, recipe.sequence_length, output)]
         experts = measure_expert_use(
             engine, tokenizer, documents, recipe.sequence_length, resources.batch_sequences, output
         )
+        worked = _of_kind(questions, WORKED)
+        items += score_documents(engine, tokenizer, worked, recipe.sequence_length, output)
         items += continue_problems(
             engine, tokenizer, _of_kind(questions, ARITHMETIC), recipe.max_new_tokens, version, output
         )
@@ -128,6 +142,7 @@ def _evaluation(
     passed = passed_at_k(items, pass_k)
     intervals = {
         "bits_per_byte": bits_per_byte_interval(text_once(items)),
+        "worked_bits_per_byte": bits_per_byte_interval(items, WORKED),
         "arithmetic_accuracy": accuracy_interval(items, ARITHMETIC),
         "pass_at_1": accuracy_interval(items, CHAT_PROBLEM),
         "pass_at_k": share_interval(passed, [1] * len(passed)),
@@ -142,10 +157,12 @@ def _evaluation(
         bits_per_byte_by_domain={
             name: _figure(bits_per_byte(group)) for name, group in by_domain(items, DOCUMENT).items()
         },
+        worked_bits_per_byte=_figure(bits_per_byte(items, WORKED)),
         arithmetic_accuracy=round(accuracy(items, ARITHMETIC), 6),
         pass_at_1=round(accuracy(items, CHAT_PROBLEM), 6),
         pass_at_k=round(sum(passed) / len(passed), 6),
         pass_k=pass_k,
+        formed_answer_share=round(formed_answer_share(items), 6),
         distinct_answer_share=round(distinct_answer_share(items), 6),
         choice_accuracy=None if normalised is None else round(accuracy(items, CHOICE), 6),
         choice_accuracy_normalised=normalised,

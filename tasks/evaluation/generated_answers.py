@@ -91,9 +91,10 @@ def answer_chats(
         try:
             generation = engine.generate(repeated, sampling, weights_version)
             texts = [tokenizer.decode(token_ids, skip_special_tokens=False) for token_ids in generation.token_ids]
+            is_ended = [token_ids[-1] in stops for token_ids in generation.token_ids]
             totals = [sum(log_probabilities) for log_probabilities in generation.log_probabilities]
         except NonFiniteLogitsError:
-            texts, totals = [""] * len(repeated), [math.nan] * len(repeated)
+            texts, totals, is_ended = [""] * len(repeated), [math.nan] * len(repeated), [False] * len(repeated)
         for number, problem in enumerate(asked):
             samples = slice(number * recipe.samples_per_problem, (number + 1) * recipe.samples_per_problem)
             answers = [answer_of(text) for text in texts[samples]]
@@ -111,4 +112,7 @@ def answer_chats(
                 num_bytes=sum(len(answer.encode()) for answer in answers),
                 num_samples=len(answers),
                 num_right=num_right,
+                num_formed=sum(
+                    answer != "" and ended for answer, ended in zip(answers, is_ended[samples], strict=True)
+                ),
             )

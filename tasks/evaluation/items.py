@@ -2,7 +2,8 @@
 
 `items.parquet` is sorted by item id. A document item is one held-out document. An arithmetic item is one problem
 continued as plain text. A chat problem is one problem asked as a conversation, with several sampled answers. A choice
-item is one multiple-choice question.
+item is one multiple-choice question. A worked problem is the text of one with the way to its result, scored as a
+document is.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ DOCUMENT = "document"
 ARITHMETIC = "arithmetic"
 CHAT_PROBLEM = "chat_problem"
 CHOICE = "choice"
+WORKED = "worked_problem"
 WHAT_IS_MISSING = {
     DOCUMENT: "no held-out document: bits_per_byte is missing, evaluate with held-out documents",
     ARITHMETIC: "no arithmetic problem: arithmetic_accuracy is missing, evaluate with generated problems",
     CHAT_PROBLEM: "no problem asked as a conversation: pass_at_1 and distinct_answer_share are missing, evaluate with "
     "chat problems",
     CHOICE: "no multiple-choice question: choice_accuracy is missing, evaluate with questions",
+    WORKED: "no worked problem: worked_bits_per_byte is missing, evaluate with generated problems",
 }
 
 
@@ -40,7 +43,7 @@ class Item:
 
     item_id: str
     kind: str
-    """DOCUMENT, ARITHMETIC, CHAT_PROBLEM or CHOICE."""
+    """DOCUMENT, ARITHMETIC, CHAT_PROBLEM, CHOICE or WORKED."""
     domain: str
     unit: str
     """Items of one unit count as one independent item: pieces of one record, and the questions that continue them."""
@@ -52,7 +55,7 @@ class Item:
     """The generated answer; a JSON list of the sampled answers to a chat problem, of the choices' log-probabilities to
     a question."""
     score: float
-    """Bits per byte of a document (lower is better); the share of right answers elsewhere."""
+    """Bits per byte of a document or worked problem (lower is better); the share of right answers elsewhere."""
     log_probability: float
     """Natural logarithm, summed over the document's tokens, the generated ones, or those of the right choice."""
     num_bytes: int
@@ -60,6 +63,8 @@ class Item:
     num_samples: int
     """Answers given; 0 for a document."""
     num_right: int
+    num_formed: int = 0
+    """Sampled answers that ended by themselves and say something outside their reasoning; 0 for other kinds."""
 
     @property
     def bits(self) -> float:
@@ -107,7 +112,7 @@ def _schema() -> pyarrow.Schema:
 
     texts = ("item_id", "kind", "domain", "unit", "prompt_digest", "expected", "output")
     numbers = [("score", pa.float64()), ("log_probability", pa.float64())]
-    counts = [(name, pa.int64()) for name in ("num_bytes", "num_samples", "num_right")]
+    counts = [(name, pa.int64()) for name in ("num_bytes", "num_samples", "num_right", "num_formed")]
     return pa.schema([*((name, pa.string()) for name in texts), *numbers, *counts])
 
 
@@ -124,16 +129,16 @@ def num_non_finite(items: Iterable[Item]) -> int:
     return sum(not math.isfinite(item.log_probability) for item in items)
 
 
-def bits_per_byte(items: Iterable[Item]) -> float:
+def bits_per_byte(items: Iterable[Item], kind: str = DOCUMENT) -> float:
     """Summed bits over summed bytes of documents; not finite where one log-probability is not. Raises ValueError where
     there is none."""
-    documents = items_of(items, DOCUMENT)
+    documents = items_of(items, kind)
     return sum(item.bits for item in documents) / sum(item.num_bytes for item in documents)
 
 
-def bits_per_byte_interval(items: Iterable[Item]) -> Interval:
+def bits_per_byte_interval(items: Iterable[Item], kind: str = DOCUMENT) -> Interval:
     """Interval of bits per byte, over independent documents."""
-    units = by_unit(items_of(items, DOCUMENT))
+    units = by_unit(items_of(items, kind))
     bits, num_bytes = (
         [sum(item.bits for item in unit) for unit in units],
         [sum(item.num_bytes for item in unit) for unit in units],
@@ -174,6 +179,12 @@ def accuracy_interval(items: Iterable[Item], kind: str) -> Interval:
     units = by_unit(items_of(items, kind))
     num_right = [sum(item.num_right for item in unit) for unit in units]
     return share_interval(num_right, [sum(item.num_samples for item in unit) for unit in units])
+
+
+def formed_answer_share(items: Iterable[Item]) -> float:
+    """Share of the sampled answers that ended by themselves and say something outside their reasoning."""
+    problems = items_of(items, CHAT_PROBLEM)
+    return sum(item.num_formed for item in problems) / sum(item.num_samples for item in problems)
 
 
 def passed_at_k(items: Iterable[Item], k: int) -> list[float]:

@@ -2,10 +2,11 @@
 
 Where a run prepares no documents, held-out conversations take their place.
 
-Problems are asked as text and as conversations. In: documents with a column `split`, generated problems, the source
-listing, whose evaluation files may hold questions. Out: suite.parquet, sorted by item id. The suite is an artifact of
-its own, so that candidate and champion are asked the same, whatever their tokenizers. Its documents are of side
-`test`: no training reads them, and none that is measured while a phase trains is among them.
+Problems are asked as text and as conversations, and scored as documents work them out. In: documents with a column
+`split`, generated problems, the source listing, whose evaluation files may hold questions. Out: suite.parquet, sorted
+by item id. The suite is an artifact of its own, so that candidate and champion are asked the same, whatever their
+tokenizers. Its documents are of side `test`: no training reads them, and none that is measured while a phase trains is
+among them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tasks.evaluation.engine import load_tokenizer
 from tasks.evaluation.held_out_chats import choose_chats, held_out_chats
 from tasks.evaluation.held_out_documents import held_out_documents
 from tasks.evaluation.intervals import MIN_ITEMS
-from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, DOCUMENT, suite_digest
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, DOCUMENT, WORKED, suite_digest
 from tasks.evaluation.suite import Question, write_suite
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class EvaluationSuite(Record):
     num_documents: int
     """Conversations where the run has no documents."""
     num_problems: int
+    num_worked_problems: int
     num_chat_problems: int
     num_choice_items: int
     """0 where neither the evaluation files nor the held-out documents gave a question."""
@@ -80,12 +82,14 @@ def select_evaluation_items(
     asked, talked = list(_plain_problems(problem_rows)), list(_chat_problems(problem_rows, recipe.num_chat_problems))
     choices = questions_from_files(sources.files, recipe.num_choice_items)
     choices = choices or questions_from_documents(held_out, recipe.num_choice_items)
-    questions = sorted([*chosen, *asked, *talked, *choices], key=lambda question: question.item_id)
+    worked = list(_worked_problems(problems))
+    questions = sorted([*chosen, *worked, *asked, *talked, *choices], key=lambda question: question.item_id)
     write_suite(output.path("suite.parquet"), questions)
     return EvaluationSuite(
         suite_digest=suite_digest({question.item_id: question.prompt_digest for question in questions}),
         num_documents=len(chosen),
         num_problems=len(asked),
+        num_worked_problems=len(worked),
         num_chat_problems=len(talked),
         num_choice_items=len(choices),
         num_document_tokens=num_tokens,
@@ -142,6 +146,16 @@ def _plain_problems(rows: list[dict[str, str]]) -> Iterator[Question]:
     for row in rows:
         item_id = f"{ARITHMETIC}/{row['id']}"
         yield Question(item_id, ARITHMETIC, PROBLEM_DOMAIN, item_id, row["prompt"], row["answer"])
+
+
+def _worked_problems(problems: Artifact[SynthesizedProblems]) -> Iterator[Question]:
+    """Every problem, and those of the other families, as documents work them out."""
+    import pyarrow.parquet as pq
+
+    for name in ("problems.parquet", "held_out.parquet"):
+        for row in pq.read_table(problems.path(name), columns=["id", "text"]).to_pylist():
+            item_id = f"{WORKED}/{row['id']}"
+            yield Question(item_id, WORKED, PROBLEM_DOMAIN, item_id, row["text"], "")
 
 
 def _chat_problems(rows: list[dict[str, str]], num_problems: int) -> Iterator[Question]:

@@ -19,7 +19,6 @@ from tasks.lineage.trained_phases import (
     TrainedPhase,
     asked_prompt_ids,
     phase_of,
-    problems_of,
     tokens_of_sequence,
 )
 
@@ -40,6 +39,7 @@ FIRST_SEEN = {
         "held_out.parquet": "held-out problem",
     },
     "collect_chats": {"chats/*": "conversation"},
+    "sample_solutions": {"chats/*": "sampled conversation"},
     "concatenate_repositories": {"documents/*": "repository"},
 }
 """Steps in which an id appears first: the files of each, and what their rows are."""
@@ -152,7 +152,7 @@ def trace_document(graph: ManifestGraph, versions: list[NamedVersion], identity:
             "`glm46 lineage model ALIAS --records FILE.parquet` lists the trained ones"
         )
     trained = tuple(_trained_on(graph, identity))
-    splitters = graph.made_by("split_documents", "collect_chats", "concatenate_repositories")
+    splitters = graph.made_by("split_documents", "collect_chats", "concatenate_repositories", "sample_solutions")
     splits = {row["split"] for made in splitters for row in _find(graph, made, ("documents/*", "chats/*"), identity)}
     return DocumentLineage(
         id=identity,
@@ -214,10 +214,11 @@ def _trained_on(graph: ManifestGraph, identity: str) -> Iterator[TrainedOn]:
             if num_tokens:
                 within = "" if row["id"] == identity else row["id"]
                 yield _trained(phase, row["shard"], row["sequence"], num_tokens, within)
-        if phase.prompts is None or not _find(graph, phase.prompts, (PROMPTS_FILE,), identity):
-            continue
-        if identity in asked_prompt_ids(graph, checkpoint, phase.prompts):
-            yield _trained(phase, PROMPTS_FILE, _problem_position(problems_of(graph, phase.prompts), identity)[1], 0)
+        asked = [] if phase.prompts is None else _find(graph, phase.prompts, (PROMPTS_FILE,), identity)
+        for row in asked:
+            assert phase.prompts is not None
+            if identity in asked_prompt_ids(graph, checkpoint, phase.prompts):
+                yield _trained(phase, PROMPTS_FILE, row["offset"], 0)
 
 
 def _members(graph: ManifestGraph, shards: Manifest, identity: str) -> Iterator[dict[str, Any]]:

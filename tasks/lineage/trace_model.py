@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from infra.registry.registered_versions import NamedVersion
 from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
-from tasks.lineage.trained_phases import IMPORT_STEP, ShardReads, TrainedPhase, shard_reads, trained_phases
+from tasks.lineage.trained_phases import IMPORT_STEP, TRAIN_STEP, ShardReads, TrainedPhase, shard_reads, trained_phases
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 NUM_FIRST_OFFSETS = 3
 NUM_SHOWN_SOURCES = 50
 SOURCES_FILE = "sources.parquet"
+TRAINING_STEPS = (TRAIN_STEP, IMPORT_STEP, "pack_phase")
+"""They are among the ancestors of conversations that a phase's start weights sampled, and are named as phases."""
 MEMBER = "!"
 """Between the name of an archive and that of its member, in a document's source
 (tasks/data/readers/source_records.py)."""
@@ -170,6 +172,7 @@ def trace_model(graph: ManifestGraph, version: NamedVersion, records_path: Path 
                 recipe=made.identity["recipe"] or {},
             )
             for made in data
+            if made.step not in TRAINING_STEPS
         ),
         sources=sources,
         num_documents=sum(source.num_documents for source in sources),

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
 from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE
-from tasks.data.problems.synthesize_problems import PROMPT_SOURCE
-from tasks.data.records.documents import document_id
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,19 +139,16 @@ def _order_blocks(graph: ManifestGraph, phase: TrainedPhase) -> Iterator[np.ndar
 
 def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manifest) -> list[str]:
     """Ids of the prompts that a policy phase asked, each once, in the order of its groups."""
-    from tasks.training.policy.rollouts import PromptOrder
+    from configs.schema import TrainingRecipe
+    from model.text.tokenizer_layout import tokenizer_for_text
+    from tasks.training.policy.prompt_order import PromptOrder
 
-    recipe = checkpoint.identity["recipe"]
-    num_groups = recipe["num_tokens"] // recipe["sequence_length"] // recipe["objective"]["samples_per_prompt"]
-    order = PromptOrder(graph.open(prompts).path(PROMPTS_FILE), recipe["seed"])
-    return list(dict.fromkeys(prompt.id for prompt in order.groups(0, num_groups)))
-
-
-def problems_of(graph: ManifestGraph, prompts: Manifest) -> Manifest:
-    """The synthetic problems among which decontaminated prompts were."""
-    problems = graph.input_of(prompts, "synthetic")
-    assert problems is not None, prompts.key
-    return problems
+    tokenizer = graph.input_of(checkpoint, "tokenizer")
+    assert tokenizer is not None, checkpoint.key
+    opened = tokenizer_for_text(str(graph.open(tokenizer).path("tokenizer.json")))
+    recipe = TrainingRecipe.model_validate(checkpoint.identity["recipe"])
+    order = PromptOrder(graph.open(prompts).path(PROMPTS_FILE), opened, recipe)
+    return list(dict.fromkeys(prompt.id for prompt in order.groups(0, order.num_groups)))
 
 
 def _sidecar(graph: ManifestGraph, shards: Manifest, name: str) -> pa.Table:
@@ -202,14 +197,11 @@ def _prompt_reads(
     graph: ManifestGraph, prompts: Manifest, indices: list[int], phases: list[TrainedPhase]
 ) -> ShardReads:
     import numpy as np
-    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    ids = [document_id(PROMPT_SOURCE, number, 0) for number in range(problems_of(graph, prompts).record["num_prompts"])]
-    zeros = np.zeros(len(ids), dtype=np.int64)
-    numbers = pa.array(np.arange(len(ids)))
-    table = pa.table(
-        {"id": ids, "source": [PROMPT_SOURCE] * len(ids), "offset": numbers, "piece": zeros, "sequence": numbers}
-    )
+    table = pq.read_table(graph.open(prompts).path(PROMPTS_FILE), columns=["id", "source", "offset"])
+    ids, zeros = table["id"].to_numpy(), np.zeros(len(table), dtype=np.int64)
+    table = table.append_column("piece", [zeros]).append_column("sequence", table["offset"])
     read = {index: np.isin(ids, asked_prompt_ids(graph, phases[index].checkpoint, prompts)) for index in indices}
     return _joined(
         PROMPTS_FILE, prompts.content[PROMPTS_FILE].sha256, table, dict.fromkeys(indices, zeros), phases, read

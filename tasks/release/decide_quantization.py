@@ -1,28 +1,42 @@
-"""Step: accepts or refuses quantized files by how many bits per byte each loses against the F32 file.
+"""Step: accepts or refuses quantized files and checkpoints by how many bits per byte each loses.
 
-llama.cpp measured both.
+llama.cpp measured GGUF files, against the F32 one. Checkpoints were measured against the one they were made of.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from infra.step import Artifact, Output, step
+from infra.step import Artifact, Output, digest_of, step
 from tasks.evaluation.bounds import Verdict
 from tasks.evaluation.decide_gate import GateDecision
 
 if TYPE_CHECKING:
     from configs.schema import ReleaseRecipe
     from tasks.release.evaluate_gguf import GgufEvaluation
+    from tasks.release.evaluate_quantized import QuantizedEvaluation
 
 REFERENCE_TYPE = "F32"
 
 
+@dataclass(frozen=True)
+class QuantizedEvaluations:
+    """The evaluation of every quantized checkpoint, by format."""
+
+    evaluations: dict[str, Artifact[QuantizedEvaluation]]
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the formats and their evaluations' digests."""
+        return digest_of({name: evaluation.digest for name, evaluation in self.evaluations.items()})
+
+
 @step(content=("decision.json",))
 def decide_quantization(
-    *, gguf_evaluation: Artifact[GgufEvaluation], recipe: ReleaseRecipe, output: Output
+    *, gguf_evaluation: Artifact[GgufEvaluation], quantized: QuantizedEvaluations, recipe: ReleaseRecipe, output: Output
 ) -> GateDecision:
     """A refusal is a result. Raises ValueError where no F32 file was measured."""
     measured = gguf_evaluation.record.bits_per_byte
@@ -42,6 +56,12 @@ def decide_quantization(
                 loss,
                 recipe.max_quantization_bits_per_byte,
             )
+    for name, evaluation in quantized.evaluations.items():
+        before, after = evaluation.record.original_bits_per_byte, evaluation.record.bits_per_byte
+        loss = math.nan if before is None or after is None else round(after - before, 6)
+        is_narrow = evaluation.record.num_bits == 4
+        bound = recipe.max_4_bit_bits_per_byte if is_narrow else recipe.max_quantization_bits_per_byte
+        verdict.ceiling(f"bits per byte that {name} loses against the checkpoint", loss, bound)
     decision = GateDecision(
         accepted=verdict.is_held, bounds=tuple(verdict.bounds), candidate_digest=gguf_evaluation.digest
     )

@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.evaluation.engine import load_tokenizer
 from tasks.evaluation.items import DOCUMENT
-from tasks.evaluation.scored_text import scored_text
 from tasks.evaluation.suite import read_suite
+from tasks.release.leading_texts import LeadingText, leading_texts
 from tasks.release.served_scoring import ServedScorer
-from tasks.release.token_bytes import token_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,17 +39,6 @@ class GgufEvaluation(Record):
     bits_per_byte: dict[str, float | None]
     num_documents: int
     num_tokens: int
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class LeadingText:
-    """The leading tokens of one document."""
-
-    item_id: str
-    token_ids: list[int]
-    is_scored: list[bool]
-    """For every token after the first."""
     num_bytes: int
 
 
@@ -108,20 +95,9 @@ def _choose_texts(tokenizer: Tokenizer, suite_path: Path, recipe: ReleaseRecipe)
             f"the suite holds {len(documents)} documents, release.recipe.num_quantization_documents asks for "
             f"{recipe.num_quantization_documents}: lower it, or raise evaluation.recipe.max_document_tokens"
         )
-    texts = []
-    for document in documents[: recipe.num_quantization_documents]:
-        whole = scored_text(tokenizer, document)
-        token_ids = whole.token_ids[: recipe.max_quantization_document_tokens + 1]
-        is_scored = whole.is_scored[: len(token_ids) - 1]
-        written = [token_id for token_id, counts in zip(token_ids[1:], is_scored, strict=True) if counts]
-        num_bytes = sum(len(token_bytes(tokenizer, token_id)) for token_id in written)
-        texts.append(LeadingText(document.item_id, token_ids, is_scored, num_bytes))
-    if not any(text.num_bytes for text in texts):
-        raise ValueError(
-            f"release.recipe.max_quantization_document_tokens ({recipe.max_quantization_document_tokens}) ends before "
-            "the first answer of every conversation: raise it"
-        )
-    return texts
+    return leading_texts(
+        tokenizer, documents[: recipe.num_quantization_documents], recipe.max_quantization_document_tokens
+    )
 
 
 def _score_file(

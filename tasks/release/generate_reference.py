@@ -27,7 +27,7 @@ from tasks.release.token_bytes import token_bytes
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from configs.schema import ReleaseRecipe
+    from configs.schema import JobResources, ReleaseRecipe
     from model.generation.generation import InProcessEngine, Sampling
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
@@ -71,9 +71,14 @@ class ReferenceAnswer(Record):
 
 @step(content=("reference.json",), distributions=("torch", "tokenizers", "safetensors", "pyarrow"))
 def generate_reference(
-    *, checkpoint: Artifact[TrainedCheckpoint], suite: Artifact[EvaluationSuite], recipe: ReleaseRecipe, output: Output
+    *,
+    checkpoint: Artifact[TrainedCheckpoint],
+    suite: Artifact[EvaluationSuite],
+    recipe: ReleaseRecipe,
+    resources: JobResources,
+    output: Output,
 ) -> Reference:
-    """Generate one prompt at a time, as a server does."""
+    """Generate one prompt at a time in float32, as the server does that is compared with it."""
     from model.generation.generation import Sampling
 
     checkpoint_dir = checkpoint.directory("hf")
@@ -85,7 +90,9 @@ def generate_reference(
     answers: list[ReferenceAnswer] = []
     num_clear = 0
     with reproducible_arithmetic(NUM_THREADS):
-        engine = load_engine(checkpoint_dir, weights_version=checkpoint.digest, batch_sequences=1)
+        engine = load_engine(
+            checkpoint_dir, weights_version=checkpoint.digest, batch_sequences=1, device=resources.device
+        )
         for prompt, is_chat in (*asked, *((text, False) for text in beginnings)):
             if len(answers) >= len(asked) and num_clear >= MIN_COMPARED_TOKENS:
                 break

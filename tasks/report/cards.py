@@ -32,7 +32,7 @@ ARCHITECTURE_KEYS = (
 
 
 def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tuple[str, GateDecision]]) -> str:
-    """What the released weights are, how they were trained, how good they are."""
+    """What the released weights are, how they were trained, how good they are. `phases` led to them."""
     record = phases.last.checkpoint.record
     asked = (
         "answers in the GLM chat template"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tasks.report.report_charts import WIDTH, Line, curves
-from tasks.report.report_training import REWARD, read_metrics
+from tasks.report.report_training import PAIR_LOSS, REWARD, read_metrics
 
 if TYPE_CHECKING:
     from infra.step import Artifact
@@ -33,6 +33,7 @@ def phase_chart(checkpoint: Artifact[Any]) -> bytes | None:
         lines = [
             Line(name, points[name], colour) for name, (_, colour) in names.items() if any(y for _, y in points[name])
         ]
-        drawn = curves("tokens", "cross-entropy, nats per token", lines)
+        is_paired = any(PAIR_LOSS in line for line in metrics)
+        drawn = curves("tokens", "loss per preference pair" if is_paired else "cross-entropy, nats per token", lines)
     opening, rest = drawn.split(">", 1)
     return f'{opening} xmlns="http://www.w3.org/2000/svg" width="{WIDTH}">{STYLE}{rest}'.encode()

@@ -7,7 +7,9 @@ from operator import itemgetter
 from typing import Any
 
 from infra.step import Artifact, digest_of
+from tasks.data.prompts.collect_prompts import CollectedPrompts
 from tasks.data.records.documents import REPOSITORY
+from tasks.data.seeds.problem_kinds import EXACT
 from tasks.prepared_data import PreparedData, PreparedDocuments
 from tasks.report.dropped_examples import Example, dropped_examples, first_by_reason, shortened
 from tasks.report.report_charts import bars
@@ -183,10 +185,11 @@ def _chats(data: PreparedData) -> str:
     rows: list[tuple[Cell, ...]] = [
         *(
             []
-            if clean is None
+            if clean is None or data.documents is None
             else [
                 ("problems in documents", problems.num_training_problems),
                 ("prompts of reinforcement learning", clean.num_prompts),
+                *_asked(data.documents.prompts.record),
                 ("prompts that overlap with evaluation", clean.num_dropped_prompts),
             ]
         ),
@@ -207,6 +210,16 @@ def _chats(data: PreparedData) -> str:
         ("of these what an assistant writes", shards.num_trained_tokens),
     ]
     return table(("what", "number"), rows)
+
+
+def _asked(prompts: CollectedPrompts) -> list[tuple[Cell, ...]]:
+    """Prompts of files by kind, and records that are none by reason; the generated ones are the rest."""
+    kinds = sorted(prompts.prompts_by_kind.items())
+    return [
+        *((f"prompts of files: {kind}", count) for kind, count in kinds if kind != EXACT),
+        *((f"records of files that are no prompt: {reason}", n) for reason, n in sorted(prompts.rejected.items())),
+        *((f"files of prompts without a verifier: {kind}", n) for kind, n in sorted(prompts.unread_files.items())),
+    ]
 
 
 def _verified(asked: str, refused: str, artifact: Artifact[Any]) -> list[tuple[Cell, ...]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from infra.step import Artifact
 from tasks.evaluation.items import CHOICE, accuracy, read_items
+from tasks.evaluation.pair_bounds import PAIR_ACCURACY
 from tasks.report.report_charts import intervals
 from tasks.report.report_inputs import DIGITS, ReportedPhases
 from tasks.report.report_page import Cell, Html, boxed, folded, paragraph, table, with_note
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from tasks.evaluation.bounds import Bound
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.evaluation.evaluate_checkpoint import Evaluation
-    from tasks.release.evaluate_gguf import GgufEvaluation
 
 QUANTIZED, CHAMPION = "Quantized files", "Against champion and anchors"
 SIGNS = {"held": "✓", "broken": "✗", "undecided": "?"}
@@ -49,7 +49,42 @@ def evaluation_section(phases: ReportedPhases) -> str:
         f"{record.pass_k} is right."
     )
     rows = [(title, *(with_note(*_split(text)) for text in texts)) for title, *texts in figure_rows(phases)]
-    return "".join(charts) + table(("figure", *(phase.name for phase in phases)), rows) + paragraph(note, "soft")
+    return (
+        own_figures_table(phases)
+        + "".join(charts)
+        + table(("figure", *(phase.name for phase in phases)), rows)
+        + paragraph(note, "soft")
+    )
+
+
+def own_figures_table(phases: ReportedPhases) -> str:
+    """What each phase is trained for, before and after it; preference pairs have a section of their own."""
+    rows = []
+    for phase in phases:
+        for bound in phase.decision.record.bounds:
+            if not bound.is_own or bound.figure == PAIR_ACCURACY:
+                continue
+            after, gain = _value(phase.evaluation.record, bound.figure), ("no better", "better", "worse")[_side(bound)]
+            assert bound.value is not None, "a comparison is of finite figures"
+            shown = with_note(f"{bound.value:+.4f}", bound_row(bound)[3])
+            rows.append((phase.name, bound.figure, f"{after - bound.value:.4f}", f"{after:.4f}", shown, gain))
+    columns = ("phase", "trained for", "before", "after", "difference", "beyond the interval")
+    return table(columns, rows) if rows else ""
+
+
+def _value(record: Evaluation, name: str) -> float:
+    """A figure of an evaluation by the name that a bound gives it."""
+    name, _, domain = name.partition(" of domain ")
+    value = record.bits_per_byte_by_domain[domain] if domain else getattr(record, name)
+    assert value is not None, "compared, so finite"
+    return value
+
+
+def _side(bound: Bound) -> int:
+    """1 where the whole interval is better than no difference, -1 where it is worse, else 0."""
+    if bound.interval is None or bound.interval[0] <= 0 <= bound.interval[1]:
+        return 0
+    return 1 if (bound.interval[0] > 0) == ("bits_per_byte" not in bound.figure) else -1
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -64,9 +99,11 @@ def figure_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
     pass_k = records[-1].pass_k
     names = {
         "bits_per_byte": "bits per byte",
+        "worked_bits_per_byte": "bits per byte, problems worked out",
         "arithmetic_accuracy": "problems continued as text",
         "pass_at_1": "pass@1 in conversation",
         "pass_at_k": f"pass@{pass_k} in conversation",
+        "formed_answer_share": "answers in form, ended by themselves",
         "distinct_answer_share": "different answers / right ones",
         "choice_accuracy": "multiple choice",
         "choice_accuracy_normalised": "multiple choice, per character",
@@ -108,7 +145,7 @@ def named_verdicts(
     phases: ReportedPhases, release: Artifact[GateDecision] | None, champion: Artifact[GateDecision] | None
 ) -> list[tuple[str, GateDecision]]:
     """Every gate that the run reached, in order."""
-    named = [(f"Gate of {phase.name}", phase.decision) for phase in phases]
+    named = [(f"Gate of {phase.name}", phase.decision) for phase in (*phases.reward_models, *phases)]
     named += [
         (title, decision) for title, decision in ((QUANTIZED, release), (CHAMPION, champion)) if decision is not None
     ]
@@ -121,10 +158,11 @@ def ending(phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]],
     refused = [(title, verdict) for title, verdict in verdicts if not verdict.accepted]
     missing = [*phases.not_reached, *(() if is_released else ("the release",))]
     if not refused:
+        ended = phases.phases[-1].name
         return (
             ""
             if is_released
-            else paragraph(f"The run ended after {phases.last.name}, before the release: nothing was promoted.", "soft")
+            else paragraph(f"The run ended after {ended}, before the release: nothing was promoted.", "soft")
         )
     words = [
         paragraph(f"{title}: refused", "bad") + "".join(map(paragraph, verdict.refusals)) for title, verdict in refused
@@ -192,16 +230,3 @@ def _verdict(title: str, decision: GateDecision) -> str:
 
 def _word(decision: GateDecision) -> str:
     return "accepted" if decision.accepted else "refused"
-
-
-def gguf_section(record: GgufEvaluation) -> str:
-    """What the released files lose."""
-    rows: Sequence[tuple[str, str]] = [
-        (gguf_type, "not finite" if bits is None else f"{bits:.4f}") for gguf_type, bits in record.bits_per_byte.items()
-    ]
-    return table(("type", "bits per byte"), rows) + paragraph(
-        f"Measured by llama.cpp itself on the leading tokens of {record.num_documents} held-out documents "
-        f"({record.num_tokens:,} tokens, "
-        f"{record.num_bytes:,} bytes): every token is scored given those before it.",
-        "soft",
-    )

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tasks.data.packing.pack_phase import PackedPhase
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.evaluation.evaluate_checkpoint import Evaluation
+    from tasks.evaluation.evaluate_pairs import PairEvaluation
+    from tasks.evaluation.sample_solutions import SampledSolutions
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 DIGITS = 12
@@ -30,6 +32,10 @@ class ReportedPhase:
     decision: Artifact[GateDecision]
     quoted_loss: float | None = None
     """What a source document expects without evidence; shown beside the measured one."""
+    solutions: Artifact[SampledSolutions] | None = None
+    """The right answers that a phase with rejection sampling trained on."""
+    pairs: Artifact[PairEvaluation] | None = None
+    """Figures of the preference pairs, where the phase trained on some."""
 
     @property
     def objective(self) -> str:
@@ -40,28 +46,60 @@ class ReportedPhase:
         return f"{self.checkpoint.record.objective}{how}"
 
     @property
+    def start(self) -> str | None:
+        """Digest of the checkpoint that the phase started from; None for random weights, and for weights from
+        outside."""
+        return self.checkpoint.manifest.identity["inputs"].get("start")
+
+    @property
     def stages(self) -> list[Artifact[Any]]:
         return [
             artifact
-            for artifact in (self.packed, self.checkpoint, self.evaluation, self.decision)
+            for artifact in (self.solutions, self.packed, self.checkpoint, self.evaluation, self.decision, self.pairs)
             if artifact is not None
         ]
 
 
 @dataclass(frozen=True)
+class ReportedRewardModel:
+    """One reward model: it scores answers, and none of a language model's figures is its own."""
+
+    name: str
+    checkpoint: Artifact[TrainedCheckpoint]
+    decision: Artifact[GateDecision]
+    pairs: Artifact[PairEvaluation]
+
+    @property
+    def stages(self) -> list[Artifact[Any]]:
+        return [self.checkpoint, self.decision, self.pairs]
+
+
+@dataclass(frozen=True)
 class ReportedPhases:
-    """The phases that a run reached, in order. The last one's checkpoint is released, or was refused by a gate."""
+    """The phases that a run reached, in order."""
 
     phases: tuple[ReportedPhase, ...]
     not_reached: tuple[str, ...] = ()
     """Names of the phases after a refusal."""
+    reward_models: tuple[ReportedRewardModel, ...] = ()
 
     def __iter__(self) -> Iterator[ReportedPhase]:
         return iter(self.phases)
 
     @property
     def last(self) -> ReportedPhase:
-        return self.phases[-1]
+        """The newest phase with a language model, whose checkpoint is released or was refused; where a run trained
+        only reward models, the newest."""
+        answering = [phase for phase in self.phases if phase.checkpoint.record.objective != "reward"]
+        return (answering or list(self.phases))[-1]
+
+    @property
+    def path(self) -> ReportedPhases:
+        """The phases that led to the weights of the last one, without those of other branches."""
+        path = [self.last]
+        while before := [phase for phase in self.phases if phase.checkpoint.digest == path[0].start]:
+            path.insert(0, before[0])
+        return ReportedPhases(tuple(path))
 
     @property
     def num_tokens(self) -> int:
@@ -74,4 +112,5 @@ class ReportedPhases:
         members = [
             [phase.name, phase.quoted_loss, *(artifact.digest for artifact in phase.stages)] for phase in self.phases
         ]
-        return digest_of([members, list(self.not_reached)])
+        branches = [[model.name, *(artifact.digest for artifact in model.stages)] for model in self.reward_models]
+        return digest_of([members, list(self.not_reached), branches])

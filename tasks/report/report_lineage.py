@@ -61,9 +61,10 @@ def _walk(documents: PreparedDocuments) -> list[tuple[str, Artifact[Any]]]:
 
 
 def _phase_entries(phases: ReportedPhases) -> list[str]:
-    """The newest phase first: what it was trained on, and what it started from."""
+    """The newest phase first: what it was trained on, and what it started from. Then other branches."""
     entries = []
-    for phase in reversed(phases.phases):
+    path = phases.path.phases
+    for phase in reversed(path):
         record = phase.checkpoint.record
         detail = f"{record.num_tokens:,} tokens, export {record.export_digest[:DIGITS]}"
         entry = _step(f"checkpoint of {phase.name}", phase.checkpoint, detail)
@@ -71,12 +72,20 @@ def _phase_entries(phases: ReportedPhases) -> list[str]:
             shares = ", ".join(
                 f"{name} {tokens:,}" for name, tokens in sorted(phase.packed.record.tokens_by_domain.items())
             )
-            entry += _tree(
-                [_step("packed rows", phase.packed, f"{phase.packed.record.num_rows:,} rows, tokens of {shares}")]
-            )
+            read = [_step("packed rows", phase.packed, f"{phase.packed.record.num_rows:,} rows, tokens of {shares}")]
+            if phase.solutions is not None:
+                kept = f"{phase.solutions.record.num_kept:,} of the weights below"
+                read.append(_step("right answers", phase.solutions, kept))
+            entry += _tree(read)
         entries.append(entry)
-    start = phases.phases[0].checkpoint.manifest.identity["inputs"].get("start")
-    return [*entries, *([] if start is None else [_entry("weights that the run started with", start, "")])]
+    start = path[0].start
+    names = {phase.checkpoint.digest: phase.name for phase in phases}
+    branches = [
+        _step(f"branch {phase.name}", phase.checkpoint, f"from {names.get(phase.start or '', 'given weights')}")
+        for phase in phases
+        if phase not in path
+    ]
+    return [*entries, *([] if start is None else [_entry("weights that the run started with", start, "")]), *branches]
 
 
 def _step(name: str, artifact: Artifact[Any], detail: str) -> str:

@@ -8,17 +8,27 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from infra.step import Artifact
+from tasks.report.dropped_examples import shortened
 from tasks.report.report_charts import Line, Point, Span, curves, strips
 from tasks.report.report_inputs import ReportedPhase, ReportedPhases
 from tasks.report.report_page import Figure, chips, folded, heading, paragraph, table
 from tasks.report.report_progress import experts_table, packed_table, spikes_section, validation_curves
+from tasks.report.report_solutions import solutions_section
 
 METRICS_FILE, ROLLOUTS_FILE = "metrics.jsonl", "rollouts.jsonl"
 REWARD = "reward_mean"
+PAIR_LOSS = "validation_pair_loss"
+REWARD_PARTS = {
+    "pass_rate": "right",
+    "reward_format": "in form",
+    "reward_length": "punished for length",
+    "unverified": "answers per step without a verdict",
+}
 SMOOTHED_STEPS = 10
 NUM_SAMPLE_GROUPS = 4
 """Number of groups that are shown of the first and of the last logged step."""
 LOAD = "expert_load_"
+NUM_NAMED_TENSORS = 6
 
 Metrics = list[dict[str, float]]
 
@@ -40,6 +50,7 @@ def training_section(phases: ReportedPhases) -> str:
         experts_table(phases),
         spikes_section(trained),
         packed_table(phases),
+        solutions_section(phases),
         _rewards(trained),
     )
     return "".join(parts)
@@ -84,6 +95,8 @@ def _table(phases: ReportedPhases) -> str:
         "peak memory": [
             Figure(f"{metrics[-1]['memory_bytes'] / 2**30:.2f} GiB" if metrics else "") for _, _, metrics in logged
         ],
+        "tensors without a gradient": [Figure(f"{len(record.unreached_tensors) or ''}") for _, record, _ in logged],
+        "prompts too long": [Figure(str(record.num_long_prompts or "")) for _, record, _ in logged],
         "rollbacks": [Figure(str(record.num_rollbacks or "")) for _, record, _ in logged],
     }
     filled = {
@@ -94,6 +107,10 @@ def _table(phases: ReportedPhases) -> str:
     note = "Loss: cross-entropy of the next token in nats, of the last step. Speed and MFU: median over the log."
     if "quoted loss" in filled:
         note += " Quoted: what S0 expects at full scale without evidence; it decides nothing."
+    unreached = {phase.name: record.unreached_tensors for phase, record, _ in logged if record.unreached_tensors}
+    for name, tensors in unreached.items():
+        more = "" if len(tensors) <= NUM_NAMED_TENSORS else " and others"
+        note += f" No gradient reached in {name}: {', '.join(tensors[:NUM_NAMED_TENSORS])}{more}."
     return table(tuple(filled), list(zip(*filled.values(), strict=True))) + paragraph(note, "soft")
 
 
@@ -152,8 +169,15 @@ def _rewards(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> str:
                 Line(f"mean of {SMOOTHED_STEPS} steps", _smoothed(points), "accent", 2),
             ]
             drawn = curves("steps", "mean reward of sampled answers", lines)
-            parts += [heading(f"Reward of {phase.name}"), drawn, samples(phase.checkpoint)]
+            parts += [heading(f"Reward of {phase.name}"), drawn, _reward_parts(metrics), samples(phase.checkpoint)]
     return "".join(parts)
+
+
+def _reward_parts(metrics: Metrics) -> str:
+    """What the reward was made of at the end, whatever the parts weigh."""
+    last = metrics[-SMOOTHED_STEPS:]
+    means = [f"{name} {sum(line[key] for line in last) / len(last):.3f}" for key, name in REWARD_PARTS.items()]
+    return paragraph(f"Means over the last {len(last)} logged steps: {', '.join(means)}.", "soft")
 
 
 def _smoothed(points: Sequence[Point]) -> list[Point]:
@@ -171,7 +195,7 @@ def samples(checkpoint: Artifact[Any]) -> str:
     for step in dict.fromkeys((groups[0]["step"], groups[-1]["step"])):
         shown = [group for group in groups if group["step"] == step][:NUM_SAMPLE_GROUPS]
         body = "".join(
-            paragraph(f"{group['question']}  (right: {group['answer']})")
+            paragraph(f"{group['question']}  (right: {shortened(group['answer'])})")
             + chips((_visible(text), "good" if reward > 0 else "bad") for text, reward in _rewarded(group))
             for group in shown
         )

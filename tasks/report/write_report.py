@@ -15,14 +15,8 @@ from infra.step import Artifact, Output, Record, step
 from tasks.prepared_data import PreparedData
 from tasks.report.cards import architecture_rows, data_card, model_card
 from tasks.report.report_data import data_section
-from tasks.report.report_evaluation import (
-    ending,
-    evaluation_section,
-    figure,
-    gguf_section,
-    named_verdicts,
-    verdict_section,
-)
+from tasks.report.report_evaluation import ending, evaluation_section, figure, named_verdicts, verdict_section
+from tasks.report.report_formats import formats_section
 from tasks.report.report_inputs import DIGITS, ReportedPhases
 from tasks.report.report_lineage import (
     contract_section,
@@ -33,10 +27,12 @@ from tasks.report.report_lineage import (
     transfer_section,
 )
 from tasks.report.report_page import Section, page, table
+from tasks.report.report_pairs import pairs_section
 from tasks.report.report_training import training_section
 
 if TYPE_CHECKING:
     from tasks.evaluation.decide_gate import GateDecision
+    from tasks.release.decide_quantization import QuantizedEvaluations
     from tasks.release.evaluate_gguf import GgufEvaluation
 
 REPORT_FILE, MODEL_CARD_FILE, DATA_CARD_FILE = "report.html", "model_card.md", "data_card.md"
@@ -57,24 +53,27 @@ def write_report(
     data: PreparedData,
     phases: ReportedPhases,
     gguf_evaluation: Artifact[GgufEvaluation] | None,
+    quantized: QuantizedEvaluations | None,
     quantization_decision: Artifact[GateDecision] | None,
     decision: Artifact[GateDecision] | None,
     output: Output,
 ) -> Report:
-    """`decision` is that against the champion; the last three are None where the run ended before the release. The
+    """`decision` is that against the champion; the last four are None where the run ended before the release. The
     smoke test is an effect and not in the report: its result is a tag of the version."""
     verdicts = named_verdicts(phases, quantization_decision, decision)
     accepted = all(verdict.accepted for _, verdict in verdicts)
-    released = [artifact for artifact in (gguf_evaluation, quantization_decision, decision) if artifact is not None]
+    scored = [] if quantized is None else quantized.evaluations.values()
+    released = [each for each in (gguf_evaluation, *scored, quantization_decision, decision) if each is not None]
     stages = named_stages(data, phases, released)
     sections = [
         Section("Verdicts", verdict_section(phases, verdicts, decision)),
         Section("Evaluation", evaluation_section(phases)),
+        Section("Preference pairs", pairs_section(phases)),
         Section("Training", training_section(phases)),
         Section("Data", data_section(data)),
         Section("Contracts", contract_section(data)),
         Section("Lineage", lineage_section(data, phases)),
-        Section("Files for llama.cpp", "" if gguf_evaluation is None else gguf_section(gguf_evaluation.record)),
+        Section("Formats", formats_section(gguf_evaluation, quantized)),
         Section("Architecture", table(("glm4_moe key", "value"), architecture_rows(phases))),
         Section("Time", time_section(stages) + transfer_section(data)),
         Section("Keys and versions", key_section(stages)),
@@ -88,7 +87,7 @@ def write_report(
         "glm46 report", subtitle, ending(phases, verdicts, bool(released)), _facts(data, phases, accepted), sections
     )
     output.path(REPORT_FILE).write_text(text, encoding="utf-8")
-    output.path(MODEL_CARD_FILE).write_text(model_card(data, phases, verdicts), encoding="utf-8")
+    output.path(MODEL_CARD_FILE).write_text(model_card(data, phases.path, verdicts), encoding="utf-8")
     output.path(DATA_CARD_FILE).write_text(data_card(data), encoding="utf-8")
     evaluated = last.evaluation.record
     return Report(bits_per_byte=evaluated.bits_per_byte, pass_at_1=evaluated.pass_at_1, accepted=accepted)
@@ -106,7 +105,7 @@ def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[t
             "not measured" if evaluated.choice_accuracy is None else f"{evaluated.choice_accuracy:.1%}",
         ),
         ("parameters", f"{trained.num_parameters:,}"),
-        ("tokens trained on", f"{phases.num_tokens:,}"),
+        ("tokens trained on", f"{phases.path.num_tokens:,}"),
         ("conversations", f"{data.chats.record.training_chats:,}")
         if data.documents is None
         else ("records read", f"{data.ingested.record.num_documents:,}"),

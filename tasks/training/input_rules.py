@@ -46,6 +46,11 @@ def refuse_foreign_inputs(
                 f"mean other text; "
                 "shard the documents again with this tokenizer"
             )
+    if recipe.reads_pairs and start is None:
+        raise ValueError(
+            f"phase {recipe.phase}: objective {recipe.objective.kind} needs weights that answer: train a phase of "
+            f"objective sft before it, or start with `--from {recipe.phase} --start DIR`"
+        )
     if start is not None:
         refuse_wrong_start(start.record, recipe)
         refuse_other_architecture(start, recipe)
@@ -58,8 +63,13 @@ def refuse_foreign_inputs(
 
 
 def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None:
-    """Raises ValueError where a phase would continue its course at another token than the one at which its start
-    ended."""
+    """Raises ValueError where a phase would start from a reward model, or continue its course at another token than
+    the one at which its start ended."""
+    if start.objective == "reward" != recipe.objective.kind:
+        raise ValueError(
+            f"phase {recipe.phase} starts from {start.phase}, a reward model, which does not answer: start from the "
+            f"weights that {start.phase} started from"
+        )
     if start.course == recipe.course.name and start.course_tokens != recipe.course_start_tokens:
         raise ValueError(
             f"phase {recipe.phase} starts at {recipe.course_start_tokens} tokens of course {recipe.course.name}, but "
@@ -71,11 +81,12 @@ def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None
 def refuse_other_architecture(start: Artifact[TrainedCheckpoint], recipe: TrainingRecipe) -> None:
     """Raises ValueError where config.json of the start names another value: some (the number of experts per token) show
     in no tensor's shape. The RoPE base may be raised, not lowered."""
+    left_out = ("num_nextn_predict_layers",) if recipe.is_scored else ()
     ours, theirs = recipe.model, json.loads(start.path("hf/config.json").read_text())
     differing = [
         name
         for name in ModelRecipe.model_fields
-        if name not in OF_THE_PHASE and name in theirs and theirs[name] != getattr(ours, name)
+        if name not in (*OF_THE_PHASE, *left_out) and name in theirs and theirs[name] != getattr(ours, name)
     ]
     if differing:
         parts = ", ".join(f"{name} {theirs[name]} (the configuration has {getattr(ours, name)})" for name in differing)

@@ -1,9 +1,10 @@
 """Step: trains one phase: submits the job to a launcher, follows it, collects weights and hand-over state.
 
-In: packed rows and shards, or the prompts of a policy objective; the tokenizer, the state to start from. Out: hf/
-(Hugging Face glm4_moe directory with tokenizer), handover/ (what the next phase continues from), adapter/ in PEFT's
-format where one was trained (hf/ has it merged in); metrics.jsonl, rollouts.jsonl and logs as evidence. The job runs
-detached in work/<key>/. A flow that is killed and started again finds the job there and follows it further.
+In: packed rows and shards, preference pairs, or the prompts of a policy objective; the tokenizer, the state to start
+from. Out: hf/ (Hugging Face glm4_moe directory with tokenizer), handover/ (what the next phase continues from),
+adapter/ in PEFT's format where one was trained (hf/ has it merged in); metrics.jsonl, rollouts.jsonl and logs as
+evidence. The job runs detached in work/<key>/. A flow that is killed and started again finds the job there and follows
+it further.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.files.atomic_files import link_or_copy
-from infra.jobs.launchers import Job, JobFailedError, JobLostError, Launcher
+from infra.jobs.follow_job import follow
 from infra.jobs.open_launcher import open_launcher
 from infra.jobs.scheduled_jobs import SUBMITTED_FILES
 from infra.jobs.supervisor import write_json
-from infra.step import Artifact, Output, Progress, digest_of, step
+from infra.step import Artifact, Output, Record, digest_of, step
 from infra.storage.store import hash_file
-from model.architecture.counts import count_parameters
-from model.text.tokenizer_layout import END_OF_TEXT, END_TOKENS
+from model.architecture.counts import count_parameters, unembedding_saved
+from model.text.tokenizer_layout import END_OF_TEXT, END_TOKENS, tokenizer_for_text
 from tasks.training.input_rules import refuse_foreign_inputs
-from tasks.training.plan.launch_rules import refuse_impossible_training, refuse_too_few_prompts
+from tasks.training.plan.launch_rules import refuse_impossible_training, refuse_too_few_pairs
+from tasks.training.policy.prompt_order import PromptOrder
+from tasks.training.schedule.schedules import trains_mtp
 from tasks.training.state.checkpoints import latest_step
-from tasks.training.state.job import JOB_FILE, ROLLOUTS_FILE, TrainingJob
+from tasks.training.state.job import ROLLOUTS_FILE, WORLDS_FILE, TrainingJob
 from tasks.training.state.spikes import SPIKES_FILE
 from tasks.training.state.trained_checkpoint import (
     CHAT_TEMPLATE_FILE,
@@ -35,27 +38,25 @@ from tasks.training.state.trained_checkpoint import (
     TrainedCheckpoint,
     chat_template_digest,
 )
+from tasks.training.state.unreached_tensors import unreached_tensors
+from tasks.training.submission import Submission
 from tasks.training.watch.trackers import refuse_missing_tracker
 
 if TYPE_CHECKING:
     from configs.schema import TrainingRecipe, TrainingResources
     from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
+    from tasks.data.packing.pack_pairs import PackedPairs
     from tasks.data.packing.pack_phase import PackedPhase
     from tasks.data.shards.shard_chats import ChatShards
     from tasks.data.shards.shard_documents import TokenShards
     from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 
-POLL_SECONDS = 0.2
 FORWARD_SECONDS = 3.0
 """Seconds between two requests to the tracker."""
 EVIDENCE = (
-    *("metrics.jsonl", ROLLOUTS_FILE, SPIKES_FILE, "job.json", *SUBMITTED_FILES),
+    *("metrics.jsonl", ROLLOUTS_FILE, SPIKES_FILE, WORLDS_FILE, "job.json", *SUBMITTED_FILES),
     *("logs/*", "tensorboard/*", "wandb/*", "profile/*"),
 )
-
-
-class TrainingStoppedError(RuntimeError):
-    """The training did not fail and did not end: run again to continue."""
 
 
 @step(
@@ -76,23 +77,33 @@ def train_phase(
     recipe: TrainingRecipe,
     resources: TrainingResources,
     output: Output,
+    pairs: Artifact[PackedPairs] | None = None,
+    reference: Artifact[Record] | None = None,
 ) -> TrainedCheckpoint:
     """`packed`, `shards` and `chats` (where conversations were packed) belong to objectives on rows, `prompts` to
-    policy objectives; each is None for the other kind. `validation` are shards of held-out documents; None measures
+    policy objectives, `pairs` to reward and DPO, `reference` (the start's log-probabilities of the pairs) to DPO; each
+    is None for the other kinds. `validation` are shards of held-out documents; None measures
     nothing while training. Raises ValueError for what cannot be trained, JobFailedError with the failing rank's last
     lines when training fails, JobLostError when it was taken away: then the same call continues from the latest
     checkpoint."""
     refuse_impossible_training(recipe, resources)
     refuse_missing_tracker(resources)
+    num_long_prompts = 0
     if prompts is not None:
-        refuse_too_few_prompts(recipe, prompts.record.num_prompts)
+        opened = tokenizer_for_text(str(tokenizer.path("tokenizer.json")))
+        num_long_prompts = PromptOrder(prompts.path("prompts.parquet"), opened, recipe).num_too_long
+    if pairs is not None:
+        refuse_too_few_pairs(recipe, pairs.record.num_training)
     if recipe.adapter.kind != "none" and start is None:
         raise ValueError(
             f"phase {recipe.phase}: adapter.kind {recipe.adapter.kind} has no weights to adapt: start with "
             f"`--from {recipe.phase} --start DIR`, or after a phase whose adapter.kind is none"
         )
     refuse_foreign_inputs(
-        recipe, tokenizer, start, {"shards": shards, "conversations": chats, "held-out shards": validation}
+        recipe,
+        tokenizer,
+        start,
+        {"shards": shards, "conversations": chats, "held-out shards": validation, "pairs": pairs},
     )
     job = describe_job(
         recipe,
@@ -105,10 +116,13 @@ def train_phase(
         validation=validation,
         tokenizer=tokenizer,
         start=start,
+        pairs=pairs,
+        reference=reference,
     )
-    follow(open_launcher(resources.launcher, output.work_dir.parent), job, output)
-    is_chat_trained = recipe.objective.kind == "sft" or (start is not None and start.record.is_chat_trained)
-    return collect(job, tokenizer, is_chat_trained, output)
+    train(job, output)
+    reads_chats = recipe.objective.kind in ("sft", "rejection_sampling")
+    is_chat_trained = reads_chats or (start is not None and start.record.is_chat_trained)
+    return collect(job, tokenizer, is_chat_trained, num_long_prompts, output)
 
 
 def describe_job(
@@ -123,6 +137,8 @@ def describe_job(
     validation: Artifact[TokenShards] | None,
     tokenizer: Artifact[TrainedTokenizer],
     start: Artifact[TrainedCheckpoint] | None,
+    pairs: Artifact[PackedPairs] | None = None,
+    reference: Artifact[Record] | None = None,
 ) -> TrainingJob:
     """What the ranks read: rows and shards by address and digests, which the ranks verify; the rest as local paths,
     their checksums verified."""
@@ -136,6 +152,8 @@ def describe_job(
         validation=() if validation is None else tuple(validation.files("shards/*")),
         validation_domains={} if validation is None else validation.record.domains,
         prompts_path="" if prompts is None else str(prompts.path("prompts.parquet")),
+        pairs_dir="" if pairs is None else str(pairs.path("train.parquet").parent),
+        reference_path="" if reference is None else str(reference.path("scores.parquet")),
         tokenizer_path=str(tokenizer.path("tokenizer.json")),
         start_dir="" if start is None else str(start.directory("handover")),
         start_weights_dir="" if start is None else str(start.directory("hf")),
@@ -144,43 +162,16 @@ def describe_job(
     )
 
 
-def follow(launcher: Launcher, job: TrainingJob, output: Output) -> None:
+def train(job: TrainingJob, output: Output) -> None:
     """Submit the job or find it running, and forward progress and metrics until it succeeds."""
-    name = f"training of phase {job.recipe.phase}"
-    job_path = output.work_dir / JOB_FILE
-    environment = {"OMP_NUM_THREADS": str(job.recipe.num_threads)}
-    resources = job.resources
-    submission = Job(
-        output.key,
-        "tasks.training.worker",
-        (str(job_path),),
-        resources.num_ranks,
-        environment,
-        num_nodes=1 if resources.launcher == "local" else resources.num_ranks // resources.ranks_per_node,
-        queue=resources.queue,
+    launcher = open_launcher(job.resources.launcher, output.work_dir.parent)
+    follow(
+        launcher,
+        Submission(launcher, job, output),
+        output,
+        look=MetricsTail(output).forward,
+        saved_step=lambda: latest_step(output.work_dir),
     )
-    handle = launcher.find(output.key)
-    if handle is None or launcher.poll(handle).state in ("lost", "failed", "interrupted"):
-        write_json(job_path, job.model_dump(mode="json"))
-        handle = launcher.submit(submission)
-    metrics, waits_for = MetricsTail(output), ""
-    while True:
-        status = launcher.poll(handle)
-        metrics.forward(is_last=status.state not in ("queued", "running"))
-        if status.state == "queued" and status.reason != waits_for:
-            waits_for = status.reason
-            output.report(Progress(0, 0, "jobs", f"waits in the queue ({waits_for})"))
-        if status.progress is not None:
-            output.report(status.progress)
-        if status.state == "succeeded":
-            return
-        if status.state == "failed":
-            raise JobFailedError(name, status)
-        if status.state == "interrupted":
-            raise TrainingStoppedError(f"{name} was asked to stop and has saved: run again to continue")
-        if status.state == "lost":
-            raise JobLostError(name, status, latest_step(output.work_dir))
-        time.sleep(POLL_SECONDS)
 
 
 class MetricsTail:
@@ -225,7 +216,11 @@ class MetricsTail:
 
 
 def collect(
-    job: TrainingJob, tokenizer: Artifact[TrainedTokenizer], is_chat_trained: bool, output: Output
+    job: TrainingJob,
+    tokenizer: Artifact[TrainedTokenizer],
+    is_chat_trained: bool,
+    num_long_prompts: int,
+    output: Output,
 ) -> TrainedCheckpoint:
     """Put the worker's files into the artifact; large ones are linked, not copied."""
     final_dir = output.work_dir / "final"
@@ -251,15 +246,27 @@ def collect(
         mtp_loss=losses["mtp"],
         balance_loss=losses["balance"],
         num_rollbacks=len(position["skipped"]),
+        unreached_tensors=_unreached(job.recipe, final_dir / "handover"),
         validation_bits_per_byte={} if measured is None else measured["bits_per_byte"],
         mean_reward=None if policy is None else _mean_of_last_tenth(policy["mean_rewards"]),
+        num_long_prompts=num_long_prompts,
         is_chat_trained=is_chat_trained,
         chat_template_digest=chat_template_digest(),
-        num_parameters=count_parameters(job.recipe.model).total,
+        num_parameters=_num_parameters(job.recipe),
         tokenizer_digest=tokenizer.digest,
         special_token_ids=tokenizer.record.special_ids,
         export_digest=digest_of(export),
     )
+
+
+def _num_parameters(recipe: TrainingRecipe) -> int:
+    return count_parameters(recipe.model).total - unembedding_saved(recipe.model) * recipe.is_scored
+
+
+def _unreached(recipe: TrainingRecipe, handover_dir: Path) -> tuple[str, ...]:
+    """What should have been trained: not the MTP layer where its loss weighs nothing."""
+    mtp = f"model.layers.{recipe.model.num_hidden_layers}."
+    return tuple(name for name in unreached_tensors(handover_dir) if trains_mtp(recipe) or not name.startswith(mtp))
 
 
 def copy_tokenizer(paths: list[Path], is_chat_trained: bool, checkpoint_dir: Path) -> None:

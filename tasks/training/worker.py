@@ -1,8 +1,8 @@
 """The training worker: one process per rank, `python -m tasks.training.worker JOB.json`, started by a launcher.
 
-In: a TrainingJob, packed rows and shards or prompts; RANK, WORLD_SIZE and GLM46_RENDEZVOUS. Out, in the job's work
-directory: metrics.jsonl, rollouts.jsonl, spikes.jsonl, progress.json, tensorboard/, wandb/, profile/, checkpoints/,
-and at the end final/ with hf/ and handover/.
+In: a TrainingJob, packed rows and shards, preference pairs or prompts; RANK, WORLD_SIZE and GLM46_RENDEZVOUS. Out, in
+the job's work directory: metrics.jsonl, rollouts.jsonl, spikes.jsonl, progress.json, tensorboard/, wandb/, profile/,
+checkpoints/, and at the end final/ with hf/ and handover/.
 
 It runs until the phase's token budget is spent. SIGTERM saves and exits with os.EX_TEMPFAIL. A second start
 continues from the newest verified checkpoint. After a spike it goes back to a checkpoint from before the steps that
@@ -23,8 +23,9 @@ import torch
 import torch.distributed as dist
 
 from configs.schema import PolicyObjective, TrainingRecipe
+from tasks.training.loop.pair_data import HeldOutPairs
 from tasks.training.loop.phase_data import PhaseData, StepData, open_phase_data
-from tasks.training.loop.prepare_training import load_checkpoint, prepare_training, save_state
+from tasks.training.loop.prepare_training import load_checkpoint, prepare_training
 from tasks.training.loop.rank_process import Interruption, configure_process
 from tasks.training.loop.training_step import NO_LOSSES, StepResult, pass_over, take_step
 from tasks.training.loop.validation import HeldOut
@@ -41,6 +42,7 @@ from tasks.training.state.checkpoints import (
 from tasks.training.state.export import export_checkpoint
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.measurements import Measurement, better, is_due
+from tasks.training.state.node_checkpoints import NodeCheckpoints
 from tasks.training.state.position import PolicyProgress, Position
 from tasks.training.state.spikes import (
     Spike,
@@ -65,11 +67,12 @@ class Training:
     job: TrainingJob
     trainable: Trainable
     data: PhaseData
-    held_out: HeldOut | None
+    held_out: HeldOut | HeldOutPairs | None
     position: Position
     record: StepRecord | None
     """Of rank 0."""
     profiler: StepProfiler | None
+    checkpoints: NodeCheckpoints
     saved_step: int
 
     @property
@@ -113,12 +116,20 @@ def prepare(job: TrainingJob) -> Training:
         job,
         trainable,
         open_phase_data(job, trainable),
-        HeldOut(job) if job.validation else None,
+        open_held_out(job),
         position,
         StepRecord(job, position) if is_writer else None,
         StepProfiler(job, trainable) if is_writer and profile.steps and (profile.flops or profile.trace) else None,
+        NodeCheckpoints(job),
         saved_step=position.step,
     )
+
+
+def open_held_out(job: TrainingJob) -> HeldOut | HeldOutPairs | None:
+    """What is measured while the phase trains: pairs where it trains on pairs, else documents where there are any."""
+    if job.recipe.reads_pairs:
+        return HeldOutPairs(job)
+    return HeldOut(job) if job.validation else None
 
 
 def train(training: Training, interruption: Interruption) -> None:
@@ -146,6 +157,7 @@ def train(training: Training, interruption: Interruption) -> None:
             save(training)
     if training.saved_step != training.position.step:
         save(training)
+    training.checkpoints.finish()
 
 
 def step_once(training: Training, plan: StepPlan, step: int) -> tuple[StepData, StepResult]:
@@ -160,20 +172,23 @@ def step_once(training: Training, plan: StepPlan, step: int) -> tuple[StepData, 
     profiler = training.profiler
     with profiler.step(data.micro_batches) if profiler else nullcontext():
         observed = profiler.observed() if profiler else None
-        return data, take_step(
-            training.trainable, recipe, plan, data.micro_batches, step, training.position.recent, observed
-        )
+        recent = training.position.recent
+        result = take_step(training.trainable, recipe, plan, data.micro_batches, step, recent, observed)
+        for micro_batches in data.later_updates:
+            result = take_step(training.trainable, recipe, plan, micro_batches(), step, recent).after(result)
+        return data, result
 
 
 def save(training: Training) -> None:
-    """Commit a checkpoint. Kept are the newest ones, that of the best measurement, and those needed to go back after a
-    spike."""
+    """Write a checkpoint, which is uploaded behind the training. Kept are the newest ones, that of the best
+    measurement, and those needed to go back after a spike."""
     started = time.perf_counter()
+    training.checkpoints.finish()
     position, recipe = training.position, training.job.recipe
     base = position.step + 1 - recipe.spikes.skip_steps
     way_back = [step for step in (*saved_steps(training.work_dir), position.step) if step <= base]
     best = [position.best.step] if position.best is not None and recipe.validation.keep == "best" else []
-    save_state(training.job, training.trainable, position, protected_steps={*way_back[-1:], *best})
+    training.checkpoints.save(training.trainable, position, protected_steps={*way_back[-1:], *best})
     training.saved_step = position.step
     if training.record is not None:
         training.record.paused(time.perf_counter() - started)
@@ -185,6 +200,7 @@ def leave_best(training: Training) -> None:
     best = training.position.best
     if training.job.recipe.validation.keep != "best" or best is None or best.step == training.position.step:
         return
+    training.checkpoints.finish()
     checkpoint_dir = checkpoint_dir_of(training.work_dir, best.step)
     problem = find_damage(checkpoint_dir)
     if problem:
@@ -202,6 +218,7 @@ def leave_best(training: Training) -> None:
 def roll_back(training: Training, spike: Spike) -> None:
     """Keep the evidence of a spike and go back to a checkpoint from before the steps that are left out. Raises
     TooManySpikesError."""
+    training.checkpoints.finish()
     recipe, num_rollbacks = training.job.recipe, len(training.position.skipped)
     plan = plan_step(recipe, training.position.num_tokens)
     skipped = skipped_by(recipe.spikes, spike)
@@ -260,7 +277,7 @@ def _advance(
             "step": position.step + 1,
             "num_tokens": position.num_tokens + plan.end_tokens - plan.start_tokens,
             "course_tokens": plan.end_tokens,
-            "optimizer_steps": position.optimizer_steps + is_taken,
+            "optimizer_steps": position.optimizer_steps + (1 + len(data.later_updates) if is_taken else 0),
             "torch_random_state": random_state_hex(),
             "losses": result.losses,
             "policy": policy,

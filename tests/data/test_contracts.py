@@ -50,6 +50,7 @@ GOOD = {
     "num_runs": [1, 2],
     "messages": ['[{"role":"user"},{"role":"assistant"}]'] * 2,
     "tools": ["[]", "[]"],
+    "kind": ["math", "exact"],
     "collection": ["a", "b"],
     "name": ["a.txt", "b.txt"],
     "sha256": [DIGEST, DIGEST],
@@ -81,20 +82,21 @@ VOCABULARY = {
 
 
 EVALUATION = {
-    "item_id": ["i1", "i2", "i3"],
-    "kind": ["arithmetic", "chat_problem", "document"],
-    "domain": ["synthetic", "synthetic", "web"],
-    "unit": ["i1", "i2", "g"],
-    "prompt_digest": [DIGEST] * 3,
-    "score": [1.0, 0.5, 2.0],
-    "num_bytes": [0, 0, 7],
-    "num_samples": [1, 4, 1],
-    "num_right": [1, 2, 0],
-    "text": ["1 + 1 =", "What is 1 + 1?", "one"],
-    "layer": [0, 0, 1],
-    "expert": [0, 1, 0],
-    "num_tokens": [3, 4, 7],
-    "num_routed": [7, 7, 7],
+    "item_id": ["i1", "i2", "i3", "i4"],
+    "kind": ["arithmetic", "chat_problem", "document", "worked_problem"],
+    "domain": ["synthetic", "synthetic", "web", "synthetic"],
+    "unit": ["i1", "i2", "g", "i4"],
+    "prompt_digest": [DIGEST] * 4,
+    "score": [1.0, 0.5, 2.0, 2.0],
+    "num_bytes": [0, 0, 7, 7],
+    "num_samples": [1, 4, 1, 1],
+    "num_right": [1, 2, 0, 0],
+    "num_formed": [0, 3, 0, 0],
+    "text": ["1 + 1 =", "What is 1 + 1?", "one", "1+1=2"],
+    "layer": [0, 0, 1, 1],
+    "expert": [0, 1, 0, 1],
+    "num_tokens": [3, 4, 7, 7],
+    "num_routed": [7, 7, 7, 7],
 }
 FERTILITY = {
     "tokenizer": ["ours", "ours"],
@@ -115,6 +117,16 @@ OWN_TABLES = {
     "evaluation_items": EVALUATION,
     "evaluation_suite": EVALUATION,
     "chats": GOOD | {"split": ["train", "validation"]},
+    "preferences": GOOD
+    | {"prompt": ['[{"role":"user"}]'] * 2, "chosen": ['{"role":"assistant"}'] * 2}
+    | {"rejected": ['{"role":"assistant"}'] * 2},
+    "packed_pairs": {
+        "id": ["0123456789abcdef", "fedcba9876543210", "0123456789fedcba"],
+        "collection": ["a"] * 3,
+        "answer_start": [7] * 3,
+    },
+    "sampled_solutions": GOOD
+    | {"split": ["train"] * 2, "num_samples": [8, 8], "num_right": [2, 0], "num_kept": [1, 0]},
 }
 
 
@@ -181,6 +193,7 @@ def write_toy_table(*, output: Output) -> ToyTable:
         "prompt": ["1 + 1 =", "2 + 2 =", "3 + 3 ="],
         "answer": [" 2", " four", " 6"],
         "question": ["a?", "b?", "c?"],
+        "text": ["1+1=2", "2+2=4", "3+3=6"],
         "domain": ["math"] * 3,
         "family": ["logic"] * 3,
         "messages": ['[{"role":"assistant"}]'] * 3,

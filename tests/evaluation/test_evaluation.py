@@ -7,15 +7,16 @@ import math
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from configs.files.stored_files import given_file
-from configs.schema import EvaluationResources
 from infra.home import Home
 from infra.step import Progress
 from infra.storage.open_store import open_store
+from model.formats.hf_checkpoint import ROUTER_BIAS
 from tasks.data.records.documents import REPOSITORY, document_id
 from tasks.evaluation import held_out_documents as held_out_module
-from tasks.evaluation.engine import document_token_ids, load_tokenizer
+from tasks.evaluation.engine import document_token_ids, load_engine, load_tokenizer
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.evaluation.held_out_documents import CHARS_PER_TOKEN, held_out_documents
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, accuracy, bits_per_byte, read_items
@@ -25,6 +26,7 @@ from tests.support.data_inputs import RESOURCES
 from tests.support.evaluation_fakes import (
     BENCHMARK,
     DOCUMENTS,
+    EVALUATION_RESOURCES,
     RECIPE,
     checkpoint,
     commit,
@@ -41,7 +43,7 @@ def store(tmp_path_factory):
 
 
 def evaluation_of(store, name, batch_sequences=4, recipe=RECIPE):
-    resources = EvaluationResources(batch_sequences=batch_sequences)
+    resources = EVALUATION_RESOURCES.model_copy(update={"batch_sequences": batch_sequences})
     return commit(
         store,
         evaluate_checkpoint,
@@ -212,10 +214,24 @@ def test_evaluation_repeats_bit_for_bit_and_batch_size_changes_only_rounding(sto
     )
 
 
+def test_in_bfloat16_the_weights_are_rounded_and_the_router_biases_are_not(store):
+    whole, half = (
+        evaluation_of(store, "trained", recipe=RECIPE.model_copy(update={"dtype": dtype})).record
+        for dtype in ("float32", "bfloat16")
+    )
+    assert half.bits_per_byte == pytest.approx(whole.bits_per_byte, rel=0.02) and half != whole
+    engine = load_engine(
+        checkpoint(store, "trained").directory("hf"), weights_version="v", batch_sequences=1, dtype="bfloat16"
+    )
+    dtypes = {name: tensor.dtype for name, tensor in engine.model.state_dict().items()}
+    biases = {name for name in dtypes if name.endswith(ROUTER_BIAS)}
+    assert biases and {name for name, dtype in dtypes.items() if dtype == torch.float32} == biases
+
+
 def test_broken_weights_are_evaluated_not_crashed_on(store):
     record = evaluation_of(store, "broken").record
     assert record.bits_per_byte is None and "bits_per_byte" not in record.intervals
-    assert record.num_non_finite == record.num_items == 24 + 24 + 20 + 4
+    assert record.num_non_finite == record.num_items == 24 + 24 + 25 + 20 + 4
 
 
 def test_progress_is_reported(store, tmp_path):
@@ -226,7 +242,7 @@ def test_progress_is_reported(store, tmp_path):
         checkpoint=checkpoint(store, "trained"),
         suite=evaluation_suite(store),
         recipe=RECIPE,
-        resources=EvaluationResources(batch_sequences=4),
+        resources=EVALUATION_RESOURCES,
         output=output,
     )
     assert {progress.unit for progress in seen} == {"windows", "rows", "problems", "choices"}
@@ -272,11 +288,17 @@ def test_chat_answers_equal_generation_prompt_by_prompt(store):
         assert (
             item.num_right == sum(answer_of(text) == item.expected for text in texts) == item.score * item.num_samples
         )
+        ended = [ids[-1] in end_token_ids(tokenizer) for ids in drawn.token_ids[4 * number : 4 * number + 4]]
+        assert item.num_formed == sum(
+            is_ended and answer_of(text) != "" for text, is_ended in zip(texts, ended, strict=True)
+        )
         assert item.log_probability == pytest.approx(
             sum(map(sum, drawn.log_probabilities[4 * number : 4 * number + 4])), abs=1e-2
         )
     record = evaluation_of(store, "trained").record
     assert record.pass_at_1 == pytest.approx(sum(item.num_right for item in items.values()) / 80, abs=1e-6)
+    formed = sum(item.num_formed for item in items.values())
+    assert record.formed_answer_share == formed / 80 and 0 < formed < 80
 
 
 def test_choices_equal_a_direct_comparison_of_scores(store):

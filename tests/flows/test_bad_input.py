@@ -43,7 +43,7 @@ def test_unknown_stage_and_an_entry_without_weights(tmp_path):
         glm46("run", "micro", "--until", "lunch", home=tmp_path),
         2,
         "--until lunch",
-        "prepare_data, pretrain_general, mid_reasoning, sft, rl_reasoning, release_model",
+        "prepare_data, pretrain_general, mid_reasoning, sft, reward_model, rl_reasoning, release_model",
     )
     expect(glm46("run", "micro", "--from", "release_model", home=tmp_path), 2, "--start")
 
@@ -62,6 +62,15 @@ def test_what_plan_knows_is_refused_before_anything_is_computed(tmp_path):
     ):
         (tmp_path / "mine.yaml").write_text(text.replace('master: "local[2]"', f'master: "{master}"'))
         expect(glm46("run", str(tmp_path / "mine.yaml"), home=tmp_path / "home"), 2, "master", part)
+    for line, changed, part in (
+        ("launcher: local, device: cpu, batch", "launcher: ssh, device: cpu, batch", "evaluation: launcher ssh needs"),
+        ("launcher: local, device: cpu,\n", "launcher: local, device: cuda,\n", "release: no CUDA device on"),
+    ):
+        if "cuda" in changed and torch.cuda.is_available():
+            continue
+        assert text.count(line) == 1
+        (tmp_path / "mine.yaml").write_text(text.replace(line, changed))
+        expect(glm46("run", str(tmp_path / "mine.yaml"), home=tmp_path / "home"), 2, part)
     assert not (tmp_path / "home" / "prefect" / "prefect.db").exists()
 
 

@@ -4,12 +4,21 @@ what must not."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
+import threading
+from pathlib import Path
 
+import psutil
 import pytest
+import yaml
 
+from configs.load import load_scale
 from tests.conftest import ROOT
+from tests.infra.test_launcher import wait_for
+from tests.support.cluster.ssh_hosts import missing_programs, ssh_hosts
 from tests.support.pipeline import glm46
 
 
@@ -98,3 +107,46 @@ def test_an_edited_comment_is_cached_and_an_edited_helper_runs_its_dependents_on
     assert edited.digests["filter_documents"] == first.digests["filter_documents"], (
         "the same output has the same digest"
     )
+
+
+@pytest.mark.long
+def test_evaluation_and_release_as_jobs_by_ssh_have_the_digests_of_this_machine_also_after_a_kill(micro, tmp_path):
+    """What they had computed is taken from the store before; where they run enters no key."""
+    if reason := missing_programs():
+        pytest.skip(reason)
+    first, home = micro
+    steps = {"evaluate_checkpoint", "convert_to_gguf", "evaluate_gguf", "generate_reference"}
+    for path in (home / "store" / "manifests").glob("*.json"):
+        if json.loads(path.read_text())["identity"]["step"] in steps:
+            path.unlink()
+    with ssh_hosts(tmp_path / "ssh") as hosts:
+        tree = load_scale("micro").model_dump(mode="json")
+        for section in ("evaluation", "release"):
+            tree[section]["resources"] |= {"launcher": "ssh"}
+            tree[section]["resources"]["queue"]["hostfile"] = str(hosts.hostfile)
+        scale = tmp_path / "micro.yaml"
+        scale.write_text(yaml.safe_dump(tree))
+        killed = threading.Thread(target=kill_first_rank, args=(home / "work",))
+        killed.start()
+        again = glm46("run", str(scale), "--json", home=home)
+        killed.join()
+    assert again.exit_code == 0, again.stderr
+    evaluated = {name for name in first.digests if name.startswith("evaluate ")}
+    assert set(again.computed) == evaluated | steps - {"evaluate_checkpoint"} and len(evaluated) == 4
+    assert "was lost: rank 0 was killed (SIGKILL)" in again.stdout + again.stderr
+    assert again.digests == {name: digest for name, digest in first.digests.items() if name in again.digests}
+    assert again.outcome["digest"] == first.outcome["digest"]
+
+
+def kill_first_rank(work_root: Path) -> None:
+    """As when memory runs out, as soon as a step's job has a rank."""
+    ranks = wait_for(
+        lambda: [
+            process.pid
+            for process in psutil.process_iter(["cmdline"])
+            if "infra.jobs.step_jobs" in (command := process.info["cmdline"] or [])
+            and command[-1].startswith(str(work_root))
+        ],
+        seconds=300,
+    )
+    os.kill(ranks[0], signal.SIGKILL)

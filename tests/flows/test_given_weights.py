@@ -167,13 +167,23 @@ def test_a_model_of_others_is_tuned_on_conversations_released_and_reported(given
     assert "bits per byte, chat" in card and "multiple choice | not measured" in card
 
 
+def released_dir(home: Path) -> Path:
+    """The export of the phase, beside which are quantized ones."""
+    (directory,) = [
+        path.parent
+        for path in home.glob("store/objects/*/*/hf/config.json")
+        if "quantization_config" not in json.loads(path.read_text())
+    ]
+    return directory
+
+
 def test_the_adapter_merged_by_peft_is_the_released_model(given, finished):
     _, home = finished
     (adapter,) = [path.parent for path in home.glob("store/objects/*/*/adapter/adapter_config.json")]
     base = Glm4MoeForCausalLM.from_pretrained(given[0], dtype=torch.float32)
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().state_dict()
-    (released,) = home.glob("store/objects/*/*/hf/model.safetensors")
+    released = released_dir(home) / "model.safetensors"
     compared = 0
     for name, tensor in load_file(released).items():
         if re.search(r"self_attn\..*_proj\.weight|shared_experts", name):
@@ -194,7 +204,7 @@ def test_the_store_holds_names_of_the_given_weights_and_no_copy(given, finished)
 def test_the_model_that_it_made_is_entered_as_any_other(given, finished):
     """Its export has the tokenizer of the data and a config.json that needs no change."""
     _, home = finished
-    (exported,) = [path.parent for path in home.glob("store/objects/*/*/hf/model.safetensors")]
+    exported = released_dir(home)
     again = run(given, home, start=exported, until="sft")
     assert again.exit_code == 0, again.stderr
     assert again.computed[0] == "import_checkpoint" and "train sft" in again.computed

@@ -3,7 +3,6 @@ are listed and stopped."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -49,8 +48,8 @@ def training(home):
     launcher = LocalLauncher(home.work_root)
     work_dir = home.work_dir(KEY)
     work_dir.mkdir(parents=True)
-    (work_dir / "training.json").write_text(json.dumps({"recipe": {"phase": "mid_reasoning"}}))
-    launcher.submit(Job(KEY, "tests.support.toy_job", (str(work_dir), "stop on request"), 1, {}))
+    arguments = (str(work_dir), "stop on request")
+    launcher.submit(Job(KEY, "tests.support.toy_job", arguments, 1, {}, name="train mid_reasoning"))
     wait_for(lambda: (work_dir / "started-0").exists())
     yield launcher
     launcher.cancel(JobHandle(KEY), grace_seconds=0)
@@ -72,8 +71,8 @@ def test_a_command_ends_while_its_main_thread_is_inside_a_call(number, training,
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1 and time.monotonic() - sent < MAX_SECONDS
     assert said.strip() == (
-        f"glm46: interrupted; run again to continue. The training of mid_reasoning ({KEY[:12]}) keeps running "
-        "detached: `glm46 jobs list` shows it, `glm46 jobs stop` lets it save and end"
+        f"glm46: interrupted; run again to continue. This keeps running detached: train mid_reasoning "
+        f"({KEY[:12]}). `glm46 jobs list` shows it, `glm46 jobs stop` lets it save and end"
     )
     assert training.poll(JobHandle(KEY)).state == "running"
 
@@ -98,12 +97,12 @@ def test_ctrl_c_on_a_run_says_so_before_any_server_and_the_job_is_listed_and_sto
     finally:
         run.kill()
     said = (tmp_path / "log").read_text()
-    assert "glm46: interrupted; run again to continue. The training of mid_reasoning" in said
+    assert "glm46: interrupted; run again to continue. This keeps running detached: train mid_reasoning" in said
     assert not [word for word in ("EventsWorker", "server stopped", "Traceback") if word in said], said
     listed = glm46("jobs", "list", home=home.root)
-    assert listed.exit_code == 0 and listed.stdout.split()[:3] == [KEY[:12], "mid_reasoning", "running"]
+    assert listed.exit_code == 0 and listed.stdout.split()[:4] == [KEY[:12], "train", "mid_reasoning", "running"]
     assert str(home.work_dir(KEY)) in listed.stdout
     stopped = glm46("jobs", "stop", KEY[:6], home=home.root)
-    assert stopped.exit_code == 0 and stopped.stdout.split()[:3] == [KEY[:12], "mid_reasoning", "interrupted"]
+    assert stopped.exit_code == 0 and stopped.stdout.split()[:4] == [KEY[:12], "train", "mid_reasoning", "interrupted"]
     refused = glm46("jobs", "stop", home=home.root)
     assert refused.exit_code == 2 and "no job runs" in refused.stderr

@@ -37,26 +37,13 @@ Toy = tuple[str, dict[str, Any]]
 """Command line, and constants of the module; those of a model recipe are changed in SMALL."""
 TOYS: dict[str, Toy] = {
     "data.embedding": ("", {"NUM_DOCUMENTS": 2, "NUM_ROUNDS": 1}),
+    "training.checkpoint_pause": ("--rounds 1 --steps 2 --interval 1", {"BATCH": 1, "LENGTH": 16, "RECIPE": SMALL}),
     "training.generate": ("--rounds 1 --new-tokens 4 --training-steps 2", {"BATCHES": (1, 2), "RECIPE": SMALL}),
     "training.muon": (
         "--steps 2",
         {"LENGTHS": (1.0, 2.0), "VALIDATION_ROWS": 4, "SAMPLE_CHARS": 40_000, "MODEL": {"hidden_size": 32}},
     ),
     "training.recompute": ("", {"BATCH": 1, "LENGTH": 64, "ROUNDS": 1, "RECIPE": SMALL}),
-    "training.rl_gain": (
-        "--seeds 1",
-        {
-            "NUM_CHATS": 64,
-            "SFT_STEPS": 2,
-            "SFT_ROWS": 2,
-            "RL_STEPS": 1,
-            "ANSWERS_PER_STEP": 8,
-            "ANSWERS_PER_PROMPT": 4,
-            "NUM_PROMPTS": 32,
-            "NUM_PROBLEMS": 16,
-            "ANSWERS_PER_PROBLEM": 4,
-        },
-    ),
     "training.row_reading": ("--shards 6 --shard-tokens 20000 --rows 1 --steps 2 --step-seconds 0.01 --wait-ms 1", {}),
     "training.train_step": ("--rounds 1 --steps 1", {"BATCH": 1, "LENGTH": 64, "RECIPE": SMALL}),
     "data.corpus_cost": ("--terabytes 1", {}),
@@ -75,6 +62,7 @@ LONG_TOYS: dict[str, Toy] = {
     "data.language_id": ("--sentences 3", {}),
     "data.ngram_model": ("", {"MAX_TEXTS": 40, "ROUNDS": 1}),
     "data.page_urls": ("", {"MAX_LINKS": 50, "ROUNDS": 1}),
+    "phases": ("--seeds 1 --scale micro", {}),
     "data.personal_data": ("", {"DRAWS": 1, "REAL_TEXTS": {"peps": ("text/peps", False)}}),
     "data.stages": ("--documents 400", {}),
     "data.tokenization": ("", {}),
@@ -84,7 +72,7 @@ OTHER_RECORDS = {
     "data.corpus_cost": {"ours", "table", "unit", "hours", "dollars"},
     "data.personal_data": {"labelled", "unit"},
     "data.stages": {"ours", "table", "unit", "versions"},
-    "training.rl_gain": {"sft", "rl", "interval", "significant"},
+    "phases": {"ours", "unit", "figures", "versions"},
 }
 """Benchmarks of what no library does, and what their records hold."""
 RUN_TOY = """

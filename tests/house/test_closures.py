@@ -56,6 +56,10 @@ def test_closures_hold_what_decides_results_and_nothing_of_infra_or_configs():
 
 
 MODEL_STEPS = {
+    "score_pairs",
+    "quantize_checkpoint",
+    "evaluate_quantized",
+    "sample_solutions",
     "train_phase",
     "import_checkpoint",
     "select_evaluation_items",
@@ -69,9 +73,11 @@ MODEL_STEPS = {
 }
 COMPUTED_SETTINGS = {
     "rotary_dim": MODEL_STEPS,
-    "signing": {"deduplicate_documents", "collect_chats"},
+    "signing": {"deduplicate_documents", "collect_chats", "collect_preferences"},
     "waypoints": {"pack_phase"},
     "domains": {"pack_phase"},
+    "reads_pairs": {"train_phase", "import_checkpoint", "sample_solutions", "write_report"},
+    "is_scored": {"train_phase", "import_checkpoint", "sample_solutions", "write_report"},
     "num_special_tokens": {"train_tokenizer", "import_tokenizer", "write_report"},
 }
 """Properties of settings that decide content, and the steps that are given them; the other properties make values,
@@ -89,16 +95,16 @@ def changed_steps(before: dict[str, str]) -> set[str]:
 
 
 def test_a_change_to_a_computed_setting_re_runs_exactly_the_steps_that_are_given_it(tmp_path, monkeypatch):
-    before, schema, changed = digests(), tmp_path / "configs" / "schema", {}
+    before, schema, changed = digests(), tmp_path / "configs" / "schema", []
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     monkeypatch.setattr(settings_code, "ROOT", tmp_path)
     texts = {path: path.read_text() for path in sorted(schema.glob("*.py"))}
     for path, text in texts.items():
         for name, body in re.findall(r"@property\n    def (\w+)\(self\)[\s\S]*?\n        (return .*)", text):
             path.write_text(text.replace(body, f"assert self\n        {body}"))
-            changed[name] = changed_steps(before)
+            changed.append((name, changed_steps(before)))
         path.write_text(text)
-    assert {name: steps for name, steps in changed.items() if steps} == COMPUTED_SETTINGS
+    assert {name: steps for name, steps in changed if steps} == COMPUTED_SETTINGS
     assert len(changed) == sum(text.count("@property") for text in texts.values())
     new_setting = texts[schema / "model.py"].replace(
         "class ModelRecipe(Frozen):", "class ModelRecipe(Frozen):\n    new: int"
@@ -148,7 +154,7 @@ def resource_fields() -> list[tuple[tuple[str | int, ...], str, object]]:
         "zero_stage": 1,
         "offload_optimizer": "cpu",
         "offload_parameters": "cpu",
-        "nvme_dir": "/elsewhere",
+        "node_dir": "/elsewhere",
         "recompute": "full",
         "profile": {"steps": 2, "flops": True, "trace": True},
         "tensorboard": False,

@@ -80,7 +80,7 @@ def test_every_file_on_the_walk_of_a_record_is_in_its_room():
 def test_what_runs_today_is_what_the_launch_rules_let_through():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     runs, refused = re.split(r"Refused by name", text.split("## What runs today")[1])
-    kinds = {"pretrain", "sft", "reward", "dpo", "grpo", "gspo", "ppo"}
+    kinds = {"pretrain", "sft", "rejection_sampling", "reward", "dpo", "grpo", "gspo", "ppo"}
     assert {kind for kind in kinds if f"`{kind}`" in runs} == set(launch_rules.OBJECTIVES)
     assert {kind for kind in kinds if f"`{kind}`" in refused} == kinds - set(launch_rules.OBJECTIVES)
     words = {"local": "this machine", "slurm": "Slurm", "pbs": "PBS", "kubernetes": "Kubernetes", "ssh": "ssh"}

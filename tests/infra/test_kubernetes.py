@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import kubernetes_validate
@@ -43,6 +44,11 @@ def test_the_manifest_is_valid_and_has_a_pod_per_node(queue, version, tmp_path):
     container = spec["template"]["spec"]["containers"][0]
     assert container["volumeMounts"][0]["mountPath"] == str(tmp_path / "home")
     assert {"name": "GLM46_SAVE_AFTER_SECONDS", "value": "480"} in container["env"]
+    assert "limits" not in container["resources"]
+    with_gpus = manifest(replace(job(tmp_path, queue), device="cuda"), tmp_path / "home" / "work" / KEY, "glm46-1")
+    kubernetes_validate.validate(with_gpus, version, strict=True)
+    limits = with_gpus["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": "2"}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(described | {"spec": spec | {"paralelism": 2}}, version, strict=True)
 
@@ -126,6 +132,7 @@ WHERE = "pod glm46-1-0-x on node1"
             SchedulerRecord("queued", "suspended: Job suspended"),
         ),
         ([], [pod(UNSCHEDULABLE)], [], SchedulerRecord("queued", "0/4 nodes are available")),
+        ([], [pod(running={}), pod(UNSCHEDULABLE)], [], SchedulerRecord("queued", "0/4 nodes are available")),
         ([], [pod(waiting={"reason": "ContainerCreating"})], [], SchedulerRecord("queued", "ContainerCreating")),
         (
             [],

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from infra.jobs.build_ops import op_environment
-from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError, JobStatus, LocalLauncher
+from infra.jobs.launchers import CPU_ENVIRONMENT, Job, JobFailedError, JobHandle, JobLostError, JobStatus, LocalLauncher
 from infra.jobs.supervisor import read_job_file
 from tests.conftest import ROOT
 
@@ -141,6 +142,18 @@ def test_cancel_lets_a_job_save_and_kills_one_that_will_not(launcher, tmp_path):
     wait_for(lambda: len(starts(tmp_path)) == 2)
     launcher.cancel(handle, grace_seconds=0)
     assert launcher.poll(handle).state in ("failed", "lost")
+
+
+def test_settings_of_cpus_never_reach_the_ranks_of_a_job_on_gpus(launcher, tmp_path, monkeypatch):
+    for name, value in CPU_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    on_cpu, on_gpu = toy(tmp_path, "sleep"), replace(toy(tmp_path, "sleep"), device="cuda")
+    assert CPU_ENVIRONMENT.items() <= on_cpu.command({}).environment.items()
+    launcher.submit(on_gpu)
+    pid = wait_for(lambda: starts(tmp_path))[0][0]
+    of_rank = dict(pair.split("=", 1) for pair in Path(f"/proc/{pid}/environ").read_text().split("\0") if pair)
+    assert (of_rank["DS_ACCELERATOR"], of_rank["TORCHDYNAMO_DISABLE"]) == ("cuda", "0")
+    assert (on_cpu.gpus_per_node, replace(on_gpu, num_ranks=16, num_nodes=2).gpus_per_node) == (0, 8)
 
 
 def test_without_a_compiler_the_op_builder_says_what_to_install():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -61,7 +62,10 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
         "#PBS -l walltime=01:30:00",
         "#PBS -r n",
     } <= set(lines)
-    assert not [line for line in job_script(job(tmp_path), tmp_path).splitlines() if line.startswith("#PBS -q")]
+    without = job_script(job(tmp_path), tmp_path)
+    assert not [line for line in without.splitlines() if line.startswith("#PBS -q") or "ngpus" in line]
+    with_gpus = job_script(replace(job(tmp_path), device="cuda", num_ranks=16), tmp_path).splitlines()
+    assert "#PBS -l select=2:ncpus=8:mpiprocs=1:ngpus=8" in with_gpus
 
 
 def test_the_script_runs_the_job_on_each_of_its_nodes(commands, tmp_path):

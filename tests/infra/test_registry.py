@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from infra.child_process import free_port
 from infra.home import Home
@@ -212,6 +213,11 @@ def test_each_prompt_is_answered_or_refused_by_itself(client, tracking_uri, stor
     assert all((part in error) if part else not error for error, part in zip(said["error"], parts, strict=True)), list(
         said["error"]
     )
+    half = mlflow.pyfunc.load_model(f"models:/{name}/{version}", model_config={"dtype": "bfloat16"})
+    assert half._model_impl.engine.model.lm_head.weight.dtype == torch.bfloat16
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match=r"no CUDA device on .*: set device to cpu"):
+            mlflow.pyfunc.load_model(f"models:/{name}/{version}", model_config={"device": "cuda"})
 
 
 def test_weights_of_a_store_on_another_file_system_are_copied(client, tracking_uri, artifact_root, tmp_path):

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -48,7 +49,10 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
     } <= set(lines)
     per_node = shlex.split(shlex.split(lines[-1])[-1])
     assert per_node[-4:] == ["infra.jobs.node_supervisor", str(tmp_path / "a b"), "$SLURM_JOB_ID", "$SLURM_NODEID"]
-    assert not [line for line in job_script(job(tmp_path, "succeed"), tmp_path).splitlines() if "partition" in line]
+    without = job_script(job(tmp_path, "succeed"), tmp_path)
+    assert not [line for line in without.splitlines() if "partition" in line or "gpus" in line]
+    with_gpus = job_script(replace(job(tmp_path, "succeed", 16), device="cuda"), tmp_path)
+    assert "#SBATCH --gpus-per-node=8" in with_gpus.splitlines()
 
 
 def test_records_of_controller_and_accounting_are_read():
@@ -71,7 +75,7 @@ def test_records_of_controller_and_accounting_are_read():
         ("PREEMPTED", None, "lost", "a job of higher priority took its nodes (node2)"),
         ("OUT_OF_MEMORY", -signal.SIGKILL, "lost", "a node's memory ran out (node2)"),
         ("TIMEOUT", None, "lost", "its time limit came (node2)"),
-        ("FAILED", os.EX_TEMPFAIL, "lost", "its time limit came near, and it has saved"),
+        ("FAILED", os.EX_TEMPFAIL, "lost", "its time limit came near, and it was asked to save"),
         ("FAILED", None, "lost", "the supervisor of its first node was killed"),
         ("CANCELLED", None, "interrupted", "it was cancelled"),
     ],

@@ -139,7 +139,7 @@ def behind_walls(key: str, walls: str) -> str:
 def test_hosts_that_cannot_run_a_job_say_why_and_spare_ones_take_their_place(hosts: SshHosts, launcher, tmp_path):
     both, one = hosts.hostfile, tmp_path / "one"
     one.write_text("node1\n")
-    with pytest.raises(ValueError, match=r"has 1 usable hosts with 1 slots or more, the phase needs 2 \(num_ranks 2"):
+    with pytest.raises(ValueError, match=r"has 1 usable hosts with 1 slots or more, the job needs 2 \(num_ranks 2"):
         launcher.submit(job(tmp_path, "succeed", one))
     with pytest.raises(ValueError, match=r"has 0 usable hosts with 4 slots"):
         launcher.submit(job(tmp_path, "succeed", both, num_ranks=8))

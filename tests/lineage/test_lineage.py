@@ -22,12 +22,14 @@ from infra.home import Home
 from infra.registry.model_registry import DIGEST_TAG, open_registry
 from infra.registry.registered_versions import all_versions, named_version
 from infra.servers.databases import MLFLOW_DATABASE, mlflow_database
-from infra.step import Artifact, Manifest, Output, Record, step
+from infra.step import Artifact, Manifest, Output, Record, canonical_json, step
 from infra.storage.manifest_graph import ManifestGraph, read_manifest_graph
 from infra.storage.open_store import open_store
 from tasks.data.chats.collect_chats import collect_chats
 from tasks.data.packing.pack_phase import pack_phase
+from tasks.data.records.documents import CHAT_COLUMNS, document_id
 from tasks.data.repositories.concatenate_repositories import concatenate_repositories
+from tasks.data.seeds.verify_solutions import write_rows
 from tasks.data.shards.shard_chats import shard_chats
 from tasks.data.shards.shard_documents import shard_documents
 from tasks.data.sources.list_sources import list_sources
@@ -62,6 +64,10 @@ CHAIN_RECIPE = chain_recipe(
     )
 )
 MODEL = "glm46-micro"
+BRANCH = "rl_cold_start"
+"""A phase beside the champion's path, which reads what sft reads."""
+SAMPLED = "rl_rejection_sampling"
+"""Another, which reads what the weights of sft answered."""
 PRETRAIN = PackingRecipe(
     num_tokens=16000,
     sequence_length=64,
@@ -98,6 +104,26 @@ def train_phase(*, packed, shards, chats, prompts, tokenizer, start, recipe, out
     """Trains nothing; its inputs are what a real phase has."""
     output.path("hf/config.json").write_text(json.dumps({"phase": recipe.phase}))
     return ToyCheckpoint(phase=recipe.phase, objective=recipe.objective.kind, num_tokens=recipe.num_tokens, num_steps=1)
+
+
+class ToySolutions(Record):
+    """What lineage reads of sampled answers: nothing."""
+
+
+@step(content=("chats/*",))
+def sample_solutions(*, checkpoint, prompts, output: Output) -> ToySolutions:
+    """Samples nothing; its answers are in the shape of those of the real step."""
+    source = f"solutions/{checkpoint.digest[:12]}"
+    asked = [{"role": "user", "content": "What is 1 + 1?", "reasoning": "", "tool_calls": []}]
+    said = [{"role": "assistant", "content": f"It is {n}.", "reasoning": "", "tool_calls": []} for n in range(6)]
+    address = {"collection": "solutions/synthetic", "licence": "", "kind": "exact", "tools": "[]", "num_bytes": 9}
+    answers = [
+        {"id": document_id(source, n, 0), "source": source, "offset": n, "piece": 0, "split": "train", **address}
+        | {"messages": canonical_json([*asked, answer])}
+        for n, answer in enumerate(said)
+    ]
+    write_rows(output.path("chats/part-00000.parquet"), answers, f"{CHAT_COLUMNS}, split string")
+    return ToySolutions()
 
 
 def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
@@ -153,7 +179,7 @@ def prepare(directory: Path, root: Path) -> dict[str, Artifact]:
 
 
 def train(data: dict[str, Artifact], root: Path) -> dict[str, Artifact]:
-    """A chain of three phases, and a fourth model that was only pre-trained."""
+    """A path of three phases, the pre-trained model by itself, and a branch from it."""
     scale = load_scale("micro")
     recipes = {phase.name: scale.training_recipe(phase) for phase in scale.phases}
     none = {"packed": None, "shards": None, "chats": None, "prompts": None, "tokenizer": data["tokenizer"]}
@@ -176,8 +202,30 @@ def train(data: dict[str, Artifact], root: Path) -> dict[str, Artifact]:
     reinforced = compute(
         train_phase, root, recipe=recipes["rl_reasoning"], start=tuned, **{**none, "prompts": data["decontaminated"]}
     )
+    branch = compute(
+        train_phase,
+        root,
+        recipe=recipes["sft"].model_copy(update={"phase": BRANCH}),
+        start=pretrained,
+        **{**none, "packed": second, "shards": data["shards"], "chats": data["chat_shards"]},
+    )
+    solutions = compute(sample_solutions, root, checkpoint=tuned, prompts=data["decontaminated"])
+    answers = compute(
+        shard_chats, root, chats=solutions, tokenizer=data["tokenizer"], recipe=RECIPE.shards, resources=RESOURCES
+    )
+    chosen = SFT.model_copy(update={"mixture": {"chat": 1.0}, "max_epochs": 99.0})
+    third = compute(pack_phase, root, shards=data["shards"], chats=answers, recipe=chosen)
+    sampled = compute(
+        train_phase,
+        root,
+        recipe=recipes["sft"].model_copy(update={"phase": SAMPLED}),
+        start=tuned,
+        **{**none, "packed": third, "shards": data["shards"], "chats": answers},
+    )
     return {
         "pretrain_general": pretrained,
+        SAMPLED: sampled,
+        BRANCH: branch,
         "sft": tuned,
         "rl_reasoning": reinforced,
         "first_order": first,
@@ -210,12 +258,12 @@ def trained(home, data):
 
 
 def register(home: Home, checkpoints: dict[str, Artifact]) -> None:
-    """Two versions in the home's database, as a server would have written them."""
+    """Four versions in the home's database, as a server would have written them."""
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=mlflow_database(home).uri, registry_uri=mlflow_database(home).uri)
     client.create_registered_model(MODEL)
-    for name in ("pretrain_general", "rl_reasoning"):
+    for name in ("pretrain_general", "rl_reasoning", BRANCH, SAMPLED):
         tags = {DIGEST_TAG: checkpoints[name].digest, "glm46.key": checkpoints[name].key}
         version = client.create_model_version(MODEL, f"file:///{name}", tags=tags)
         client.set_registered_model_alias(MODEL, name, version.version)
@@ -260,7 +308,8 @@ def test_records_of_a_model_are_what_its_packed_orders_read(champion, data, trai
         assert [name for name in row["phases"] if name != "rl_reasoning"] == expected
     prompts = {row["id"] for row in rows(data["decontaminated"], "prompts.parquet")}
     asked = {row["id"] for row in records if "rl_reasoning" in row["phases"]}
-    recipe = load_scale("micro").training_recipe(load_scale("micro").phases[3])
+    scale = load_scale("micro")
+    recipe = scale.training_recipe(next(phase for phase in scale.phases if phase.name == "rl_reasoning"))
     assert isinstance(recipe.objective, PolicyObjective)
     num_groups = recipe.num_tokens // recipe.sequence_length // recipe.objective.samples_per_prompt
     assert asked < prompts and len(asked) == num_groups
@@ -295,7 +344,7 @@ def test_a_model_names_phases_shards_steps_and_sources_with_digests(champion, da
     sources = {source.name: source for source in lineage.sources}
     files = {row["name"]: row for row in rows(data["ingested"], "sources.parquet")}
     assert sources["talk.jsonl"].sha256 == files["talk.jsonl"]["sha256"] and sources["talk.jsonl"].licence == "CC0-1.0"
-    assert sources["synthetic/arithmetic"].sha256 == ""
+    assert {source.sha256 for name, source in sources.items() if name.startswith("synthetic/arithmetic")} == {""}
     members = [source for name, source in sources.items() if name.startswith("bundle.zip!")]
     assert members and {(source.sha256, source.licence) for source in members} == {
         (files["bundle.zip"]["sha256"], "MIT")
@@ -310,6 +359,33 @@ def test_a_model_names_phases_shards_steps_and_sources_with_digests(champion, da
     epochs = [trained[name].record.course_epochs_by_domain for name in ("first_order", "second_order")]
     assert [phase.course_epochs for phase in lineage.phases] == [*epochs, {}] and epochs[0]
     assert f"passes on its course up to here: chat {epochs[1]['chat']:.2f}" in lineage.describe()
+
+
+def test_a_branch_has_its_own_path_and_is_no_part_of_the_champion(home, graph, trained, champion):
+    version = named_version(open_registry(home), MODEL, BRANCH)
+    branch = trace_model(graph, version, None)
+    assert [phase.name for phase in branch.phases] == ["pretrain_general", BRANCH]
+    assert branch.digest == trained[BRANCH].digest
+    versions = all_versions(open_registry(home))
+    of_sft = next(row for row in champion[1] if row["phases"] == ["sft"])
+    models = {model.phase: model.version for model in trace_document(graph, versions, of_sft["id"]).models}
+    read = {"sft": "", "rl_reasoning": "2", BRANCH: "3", SAMPLED: "4"}
+    assert models == read, "sft and the branch read the document, the others started from sft"
+
+
+def test_an_answer_that_was_sampled_leads_to_the_weights_that_gave_it_and_the_phase_that_read_it(home, graph, trained):
+    lineage = trace_model(graph, named_version(open_registry(home), MODEL, SAMPLED), None)
+    assert [phase.name for phase in lineage.phases] == ["pretrain_general", "sft", SAMPLED]
+    steps = [use.step for use in lineage.steps]
+    assert "sample_solutions" in steps and not {"train_phase", "pack_phase"} & {*steps}
+    source = f"solutions/{trained['sft'].digest[:12]}"
+    assert source in {use.name for use in lineage.sources}
+    answer = trace_document(graph, all_versions(open_registry(home)), document_id(source, 3, 0))
+    assert [(place.kind, place.step, place.source) for place in answer.places] == [
+        ("sampled conversation", "sample_solutions", source)
+    ]
+    assert answer.split == "train" and {phase.phase for phase in answer.trained} == {SAMPLED}
+    assert [(model.phase, model.version) for model in answer.models] == [(SAMPLED, "4")]
 
 
 def test_a_record_leads_back_to_the_bytes_of_its_source(champion, data, corpus):
@@ -335,7 +411,7 @@ def test_every_document_tells_the_phases_that_the_models_records_tell(champion, 
     assert set(chosen) >= {("pretrain_general",), ("sft",), ("rl_reasoning",)}
     for phases, row in chosen.items():
         lineage = trace_document(graph, versions, row["id"])
-        itself = [phase for phase in lineage.trained if not phase.within]
+        itself = [phase for phase in lineage.trained if not phase.within and phase.phase != BRANCH]
         assert {phase.phase for phase in itself} == set(phases)
         assert sum(phase.num_tokens for phase in itself) == row["tokens"]
         assert {(phase.shard, phase.sequence) for phase in itself} == {(row["shard"], row["sequence"])}

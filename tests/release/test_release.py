@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from configs.load import load_scale
 from configs.schema import ReleaseRecipe, ServingResources
 from flows.cli.serve_model import ServedModel, complete
 from infra.home import Home
@@ -25,7 +26,7 @@ from model.formats.gguf_checkpoint import write_gguf
 from tasks.evaluation.engine import document_token_ids
 from tasks.evaluation.suite import read_suite
 from tasks.release.convert_to_gguf import convert_to_gguf
-from tasks.release.decide_quantization import decide_quantization
+from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer, generate_reference
 from tasks.release.served_scoring import ServedScorer
@@ -35,6 +36,7 @@ from tests.conftest import ROOT
 from tests.support.evaluation_fakes import DOCUMENTS, VOCAB_SIZE, checkpoint, commit, evaluation_suite, toy_tokenizer
 from tests.support.toy_steps import local_output
 
+RELEASE_RESOURCES = load_scale("micro").release.resources
 RECIPE = ReleaseRecipe(
     gguf_types=("F32", "Q8_0"),
     smoke_prompts=("What is 4 + 1?", "def add", "Привет, м", "4 + 1 ="),
@@ -42,6 +44,9 @@ RECIPE = ReleaseRecipe(
     smoke_new_tokens=40,
     smoke_min_margin=0.01,
     max_quantization_bits_per_byte=0.05,
+    max_4_bit_bits_per_byte=0.5,
+    quantized_formats=(),
+    calibration_rows=8,
     num_quantization_documents=6,
     max_quantization_document_tokens=24,
 )
@@ -108,7 +113,9 @@ def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite
         len(token_bytes(toy_tokenizer(), token_id)) for row in ids for token_id in row[1:]
     )
 
-    decision = commit(store, decide_quantization, gguf_evaluation=evaluation, recipe=RECIPE)
+    decision = commit(
+        store, decide_quantization, gguf_evaluation=evaluation, quantized=QuantizedEvaluations({}), recipe=RECIPE
+    )
     assert decision.record.accepted, decision.record.refusals
 
 
@@ -123,7 +130,12 @@ def test_threads_change_no_score(store, gguf, suite, tmp_path):
 
 def reference_of(store, name="trained", recipe=RECIPE):
     return commit(
-        store, generate_reference, checkpoint=checkpoint(store, name), suite=evaluation_suite(store), recipe=recipe
+        store,
+        generate_reference,
+        checkpoint=checkpoint(store, name),
+        suite=evaluation_suite(store),
+        recipe=recipe,
+        resources=RELEASE_RESOURCES,
     )
 
 
@@ -191,7 +203,8 @@ def test_a_conversation_is_asked_of_models_that_know_any(store, served, tmp_path
 
     base = replace(artifact, record=artifact.record.model_copy(update={"is_chat_trained": False}))
     output = local_output(tmp_path)
-    generate_reference(checkpoint=base, suite=evaluation_suite(store), recipe=RECIPE, output=output)
+    suite = evaluation_suite(store)
+    generate_reference(checkpoint=base, suite=suite, recipe=RECIPE, resources=RELEASE_RESOURCES, output=output)
     assert not [entry for entry in json.loads((tmp_path / "reference.json").read_text()) if entry["is_chat"]]
 
 

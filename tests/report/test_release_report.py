@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -10,19 +12,23 @@ import pytest
 from infra.home import Home
 from infra.storage.open_store import open_store
 from tasks.evaluation.items import CHOICE, accuracy, read_items
+from tasks.evaluation.sample_solutions import SampledSolutions, best_of_k
 from tasks.report.dropped_examples import dropped_examples
 from tasks.report.report_charts import Line, Span, bars, curves, intervals, strips
 from tasks.report.report_inputs import ReportedPhases
 from tasks.report.report_page import Section, page, table
 from tasks.report.write_report import publish_report
+from tests.support.evaluation_fakes import commit
 from tests.support.report_fakes import (
+    GATE,
     STEPS,
     TOKENS_PER_STEP,
+    reported_phase,
     reported_phases,
     write_toy_report,
     write_unreleased_report,
 )
-from tests.support.reported_data import REASONS, WORDS, reported_data
+from tests.support.reported_data import REASONS, WORDS, reported_data, toy
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +156,20 @@ def test_every_bound_of_every_gate_is_shown(report, phases):
     assert report.record.bits_per_byte == phases.last.evaluation.record.bits_per_byte
 
 
+def test_what_each_phase_is_trained_for_is_shown_before_and_after(report, phases):
+    rows = {
+        row[0]: row
+        for row in Cells(report.path("report.html").read_text()).rows
+        if len(row) == 6 and row[1] == "pass_at_1"
+    }
+    judged = {phase.name: (phase, bound) for phase in phases for bound in phase.decision.record.bounds if bound.is_own}
+    assert rows.keys() == judged.keys() == {*STEPS} - {"pretrain_general"}
+    for name, (phase, bound) in judged.items():
+        after = phase.evaluation.record.pass_at_1
+        assert rows[name][2:4] == [f"{after - bound.value:.4f}", f"{after:.4f}"]
+        assert rows[name][4].startswith(f"{bound.value:+.4f}[") and rows[name][5] in ("better", "no better", "worse")
+
+
 def test_curves_are_on_one_token_axis(report):
     """The first point of the second phase is one step after the last of the first one."""
     text = report.path("report.html").read_text()
@@ -184,6 +204,8 @@ def test_scores_languages_buckets_masking_and_fertility_are_in_tables(report):
 
 def test_sampled_answers_of_the_first_and_last_step_are_shown_escaped(report):
     text = report.path("report.html").read_text()
+    assert "right 0.250, in form 0.500, punished for length -0.125, answers per step without a verdict 1.000" in text
+    assert "prompts of files: math" in text and "files of prompts without a verifier: swe_task" in text
     assert "Sampled answers of step 1;" in text and "Sampled answers of step 20;" in text
     assert '<span class="chip good">7&lt;|user|&gt;</span>' in text and '<span class="chip bad">(empty)</span>' in text
 
@@ -217,8 +239,6 @@ def test_report_asks_nobody_for_anything(report):
 
 def test_parts_that_a_run_does_not_have_leave_no_trace(store, data):
     """No policy phase, no contract, no broken record."""
-    from dataclasses import replace
-
     short = reported_phases(store, ("pretrain_general",))
     text = write_toy_report(store, replace(data, contracts={}), short).path("report.html").read_text()
     assert "Reward of" not in text and 'id="contracts"' not in text and "Sampled answers of step" not in text
@@ -253,6 +273,51 @@ def test_a_run_that_left_before_the_release_is_not_called_refused(store, data):
     assert (
         "The run ended after pretrain_general, before the release: nothing was promoted." in opening
         and "refused" not in opening
+    )
+
+
+def test_a_branch_is_reported_and_is_no_part_of_the_model_that_another_branch_led_to(store, data):
+    general, middle = reported_phases(store, ("pretrain_general", "mid_reasoning")).phases
+    tuned = reported_phase(store, "sft", "trained", general, GATE)
+    phases = ReportedPhases((general, middle, tuned))
+    assert [phase.name for phase in phases.path] == ["pretrain_general", "sft"]
+    report = write_toy_report(store, data, phases)
+    page, card = report.path("report.html").read_text(), report.path("model_card.md").read_text()
+    digest = f"<code>{middle.checkpoint.digest[:12]}</code>"
+    assert f'branch mid_reasoning {digest} <span class="soft">from pretrain_general' in page
+    assert "checkpoint of sft" in page and "checkpoint of mid_reasoning" not in page
+    assert "| mid_reasoning |" not in card and f"{90 * TOKENS_PER_STEP:,} tokens in all" in card
+
+
+def test_rejection_sampling_shows_best_of_k_what_was_kept_and_answers(store, data):
+    general, tuned = reported_phases(store, ("pretrain_general", "sft")).phases
+    record = SampledSolutions(
+        num_prompts=4,
+        num_too_long=0,
+        num_answers=32,
+        num_right=9,
+        num_without_verdict=0,
+        num_solved_prompts=3,
+        num_kept=5,
+        num_kept_tokens=77,
+        left_out={"other_form": 1, "repeated": 3},
+        pass_at=best_of_k([0, 1, 3, 5], 8),
+    )
+    line = {"question": "What is <b>?", "samples": ["\n12", "\n13"], "rewards": [1.0, 0.0]}
+    write = lambda output: output.path("rollouts.jsonl").write_text(json.dumps(line) + "\n")  # noqa: E731
+    solutions = commit(store, toy("sample_solutions", record, write, evidence=("*.jsonl",)), "solutions")
+    phases = ReportedPhases((general, replace(tuned, solutions=solutions)))
+    text = write_unreleased_report(store, data, phases).path("report.html").read_text()
+    rows = Cells(text).rows
+    for point in record.pass_at:
+        assert any(row[:2] == [str(point.k), f"{point.share:.4f}"] for row in rows), point
+    assert "9 of 32 answers to 4 prompts are right, and 3 prompts have a right one" in text
+    assert "trained on 5 (77 tokens); right ones left out: other form 1; repeated 3." in text
+    assert ["What is <b>?", "13", "wrong"] in [[cell.strip() for cell in row] for row in rows]
+    assert f"right answers <code>{solutions.digest[:12]}</code>" in text
+    assert (
+        "Best of k"
+        not in write_unreleased_report(store, data, ReportedPhases((general, tuned))).path("report.html").read_text()
     )
 
 

@@ -30,9 +30,11 @@ from tasks.data.extraction.remove_boilerplate import remove_boilerplate
 from tasks.data.filtering.filter_documents import filter_documents
 from tasks.data.privacy.mask_personal_data import mask_personal_data
 from tasks.data.problems.synthesize_problems import synthesize_problems
+from tasks.data.prompts.collect_prompts import collect_prompts
 from tasks.data.scoring.score_documents import score_documents
 from tasks.data.scoring.train_classifiers import train_classifiers
 from tasks.data.scoring.train_ngram_model import train_ngram_model
+from tasks.data.seeds.verify_solutions import verify_solutions
 from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import SourceListing
 
@@ -75,10 +77,11 @@ SYNTHESIS = SynthesisRecipe(
     operations=("+", "-"),
     num_training_problems=400,
     num_evaluation_problems=30,
-    max_operand=20,
+    max_operand=30,
     problems_per_document=20,
     num_chats=100,
     thinking_share=0.25,
+    worked_share=0.5,
     num_prompts=20,
     families={},
     difficulty=1,
@@ -121,11 +124,16 @@ def cleaned(
     filtered = run(filter_documents, root, documents=split, recipe=recipe.filter, **spark)
     masked = run(mask_personal_data, root, documents=filtered, recipe=recipe.personal_data, **spark)
     problems = run(synthesize_problems, root, recipe=recipe.synthesize)
+    solutions = run(verify_solutions, root, sources=sources)
+    prompts = run(
+        collect_prompts, root, sources=sources, synthetic=problems, solutions=solutions, recipe=recipe.prompts
+    )
     decontaminated = run(
         decontaminate_documents,
         root,
         documents=masked,
         synthetic=problems,
+        prompts=prompts,
         ingested=ingested,
         recipe=recipe.decontaminate,
         **spark,
@@ -142,6 +150,8 @@ def cleaned(
         "filtered": filtered,
         "masked": masked,
         "problems": problems,
+        "solutions": solutions,
+        "prompts": prompts,
         "decontaminated": decontaminated,
     }
 

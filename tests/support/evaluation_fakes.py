@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from configs.load import load_scale
 from configs.schema import EvaluationRecipe
 from infra.step import Artifact, Output, Record, Step, step
 from infra.storage.store import Store, step_key
@@ -45,8 +46,10 @@ RECIPE = EvaluationRecipe(
     enable_thinking=False,
     max_answer_tokens=6,
     num_choice_items=5,
+    dtype="float32",
     num_threads=1,
 )
+EVALUATION_RESOURCES = load_scale("micro").evaluation.resources
 BENCHMARK = [
     {"query": "The quick brown fox jumps over", "choices": ["the lazy dog", "a cold moon", "green ideas"], "gold": 0},
     {"question": "def add(first, second): return?", "choices": ["Привет", "first + second"], "answer": "B"},
@@ -173,10 +176,18 @@ def split_documents(*, output: Output) -> ToyTable:
 @step(content=("*.parquet",))
 def synthesize_problems(*, output: Output) -> ToyTable:
     rows = [
-        {"id": f"p{a}", "prompt": f"{a} + 1 =", "question": f"What is {a} + 1?", "answer": f" {a + 1}"}
+        {
+            "id": f"p{a}",
+            "prompt": f"{a} + 1 =",
+            "question": f"What is {a} + 1?",
+            "answer": f" {a + 1}",
+            "text": f"Question: What is {a} + 1?\n{a}+1={a + 1}\nAnswer: {a + 1}\n",
+        }
         for a in range(1, NUM_PROBLEMS + 1)
     ]
     pq.write_table(pa.Table.from_pylist(rows), output.path("problems.parquet"))
+    held_out = {"id": "h1", "text": "Question: Is () closed?\nEvery bracket is.\nAnswer: yes\n"}
+    pq.write_table(pa.Table.from_pylist([held_out]), output.path("held_out.parquet"))
     return ToyTable(num_rows=len(rows))
 
 

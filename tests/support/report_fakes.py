@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 
-from configs.schema import EvaluationResources, GateRecipe, MarginRecipe, ReleaseRecipe, ServingResources
+from configs.schema import GateRecipe, MarginRecipe, ReleaseRecipe, ServingResources
 from infra.step import Artifact, Output
 from infra.storage.store import Store
 from tasks.data.packing.pack_phase import PackedPhase
@@ -14,12 +14,12 @@ from tasks.evaluation.decide_gate import decide_gate
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import convert_to_gguf
-from tasks.release.decide_quantization import decide_quantization
+from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.report.report_inputs import ReportedPhase, ReportedPhases
 from tasks.report.write_report import Report, write_report
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
-from tests.support.evaluation_fakes import RECIPE, commit, evaluation_suite, toy_checkpoint_step
+from tests.support.evaluation_fakes import EVALUATION_RESOURCES, RECIPE, commit, evaluation_suite, toy_checkpoint_step
 from tests.support.reported_data import toy
 
 RELEASE = ReleaseRecipe(
@@ -29,6 +29,9 @@ RELEASE = ReleaseRecipe(
     smoke_new_tokens=4,
     smoke_min_margin=0.01,
     max_quantization_bits_per_byte=0.05,
+    max_4_bit_bits_per_byte=0.5,
+    quantized_formats=(),
+    calibration_rows=8,
     num_quantization_documents=2,
     max_quantization_document_tokens=8,
 )
@@ -42,7 +45,10 @@ GATE = GateRecipe(
     min_pass_at_1=0.0,
     min_choice_accuracy=0.0,
     min_distinct_answer_share=0.0,
-    own_figure="none",
+    min_pair_accuracy=0.0,
+    max_calibration_error=1.0,
+    own_figure="pass_at_1",
+    must_gain=False,
     start=MARGINS,
     champion=MARGINS,
     max_expert_load=9.0,
@@ -71,7 +77,9 @@ def metrics_of_phase(name: str) -> list[dict[str, float]]:
             "mfu": 0.21,
             "memory_bytes": 1.5 * 2**30,
         }
-        lines.append(line | ({"reward_mean": 0.3 + 0.02 * step + 0.05 * wave} if name == "rl_reasoning" else {}))
+        parts = {"pass_rate": 0.25, "reward_format": 0.5, "reward_length": -0.125, "unverified": 1.0}
+        rewarded = {"reward_mean": 0.3 + 0.02 * step + 0.05 * wave, **parts}
+        lines.append(line | (rewarded if name == "rl_reasoning" else {}))
     return lines
 
 
@@ -122,7 +130,8 @@ def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | N
         for file, lines in files.items():
             output.path(file).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    checkpoint = commit(store, toy("train_phase", record, write, evidence=("*.jsonl",)), name)
+    given_start = None if start is None else start.checkpoint
+    checkpoint = commit(store, toy("train_phase", record, write, evidence=("*.jsonl",)), name, start=given_start)
     packed = PackedPhase(
         num_rows=60,
         num_tokens=15360,
@@ -138,7 +147,7 @@ def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | N
         num_rearranged=13,
         absent_domains=("commit",),
     )
-    given = {"suite": evaluation_suite(store), "recipe": RECIPE, "resources": EvaluationResources(batch_sequences=8)}
+    given = {"suite": evaluation_suite(store), "recipe": RECIPE, "resources": EVALUATION_RESOURCES}
     evaluation = commit(store, evaluate_checkpoint, checkpoint=checkpoint, **given)
     before = None if start is None else start.evaluation
     judged = {"evaluation": evaluation, "start_evaluation": before, "champion_evaluation": None, "anchors": None}
@@ -168,13 +177,16 @@ def write_toy_report(store: Store, data: PreparedData, phases: ReportedPhases) -
     scored = commit(
         store, evaluate_gguf, gguf=gguf, checkpoint=last.checkpoint, suite=data.suite, recipe=RELEASE, resources=SERVING
     )
-    released = commit(store, decide_quantization, gguf_evaluation=scored, recipe=RELEASE)
+    released = commit(
+        store, decide_quantization, gguf_evaluation=scored, quantized=QuantizedEvaluations({}), recipe=RELEASE
+    )
     return commit(
         store,
         write_report,
         data=data,
         phases=phases,
         gguf_evaluation=scored,
+        quantized=QuantizedEvaluations({}),
         quantization_decision=released,
         decision=last.decision,
     )
@@ -183,5 +195,12 @@ def write_toy_report(store: Store, data: PreparedData, phases: ReportedPhases) -
 def write_unreleased_report(store: Store, data: PreparedData, phases: ReportedPhases) -> Artifact[Report]:
     """Of a run that ended before the release."""
     return commit(
-        store, write_report, data=data, phases=phases, gguf_evaluation=None, quantization_decision=None, decision=None
+        store,
+        write_report,
+        data=data,
+        phases=phases,
+        gguf_evaluation=None,
+        quantized=None,
+        quantization_decision=None,
+        decision=None,
     )

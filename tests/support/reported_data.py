@@ -22,6 +22,7 @@ from tasks.data.extraction.remove_boilerplate import BoilerplateFreeDocuments
 from tasks.data.filtering.filter_documents import FilteredDocuments
 from tasks.data.privacy.mask_personal_data import MaskedDocuments
 from tasks.data.problems.synthesize_problems import SynthesizedProblems
+from tasks.data.prompts.collect_prompts import CollectedPrompts
 from tasks.data.repositories.concatenate_repositories import ConcatenatedRepositories
 from tasks.data.scoring.score_documents import ScoredDocuments
 from tasks.data.scoring.train_classifiers import TrainedClassifiers
@@ -72,6 +73,7 @@ RECORDS: dict[str, Record] = {
         train_bytes_by_domain={"web": 70, "code": 9},
         held_out_bytes_by_domain={"web": 8},
         num_prompts=79,
+        prompts_by_domain={"synthetic": 59, "math": 20},
         num_dropped_prompts=1,
     ),
     "deduplicated": DeduplicatedDocuments(
@@ -103,6 +105,13 @@ RECORDS: dict[str, Record] = {
         num_held_out_problems=0,
         training_problems_by_family={"arithmetic": 3000},
         rejected={},
+    ),
+    "prompts": CollectedPrompts(
+        num_prompts=80,
+        prompts_by_domain={"synthetic": 60, "math": 20},
+        prompts_by_kind={"exact": 60, "math": 20},
+        rejected={"no_answer": 3},
+        unread_files={"swe_task": 1},
     ),
     "solutions": VerifiedSolutions(
         num_seeds=77,
@@ -220,6 +229,7 @@ DOCUMENTS = {
 WITHOUT_FILES = {
     "classifiers": "train_classifiers",
     "ngram_model": "train_ngram_model",
+    "prompts": "collect_prompts",
     "solutions": "verify_solutions",
     "variations": "vary_problems",
     "chats": "collect_chats",
@@ -232,9 +242,9 @@ WITHOUT_FILES = {
 
 
 def toy(name: str, record: Record, write: Callable[[Output], object], evidence: tuple[str, ...] = ()) -> Step:
-    """A step of the given name that writes what it is told and returns a real record."""
+    """A step of the given name that writes what it is told and returns a real record; `start` is only recorded."""
 
-    def function(*, output: Output) -> Record:
+    def function(*, output: Output, start: object = None) -> Record:
         write(output)
         return record
 
@@ -321,6 +331,7 @@ def reported_data(store: Store) -> PreparedData:
         documents=PreparedDocuments(**walk),
         **given,
         traces=None,
+        preferences=None,
         tokenizer=commit(store, toy("train_tokenizer", RECORDS["tokenizer"], _fertility), "train_tokenizer"),
         suite=evaluation_suite(store),
         contracts={name: (ingested, _checked(store, name)) for name in ("ingested", "deduplicated", "shards")},

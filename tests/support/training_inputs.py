@@ -95,6 +95,7 @@ def small_recipe(num_steps: int = NUM_STEPS, first_step: int = 0, **changes) -> 
         "course": course,
         "sequence_length": SEQUENCE_LENGTH,
         "num_threads": 1,
+        "prompt_mixture": [{"at_share": share, "mixture": {"synthetic": 1.0}} for share in (0.0, 1.0)],
         "course_start_tokens": first_step * ROWS_PER_STEP * SEQUENCE_LENGTH,
         "course_num_tokens": NUM_STEPS * ROWS_PER_STEP * SEQUENCE_LENGTH,
         "num_tokens": num_steps * ROWS_PER_STEP * SEQUENCE_LENGTH,
@@ -149,7 +150,14 @@ def shard_toy_chats(*, tokenizer: Artifact[ToyTokenizer], output: Output) -> Toy
 @step(content=("prompts.parquet",))
 def write_toy_prompts(*, recipe: PromptAnswers, output: Output) -> ToyPrompts:
     rows = [
-        {"id": f"prompt-{number}", "prompt": f"{chr(97 + number)}?", "answer": answer}
+        {
+            "id": f"prompt-{number}",
+            "domain": "synthetic",
+            "kind": "exact",
+            "prompt": f"{chr(97 + number)}?",
+            "tools": "[]",
+            "answer": answer,
+        }
         for number, answer in enumerate(recipe.answers)
     ]
     pq.write_table(pa.Table.from_pylist(rows), output.path("prompts.parquet"))

@@ -65,7 +65,7 @@ def test_resources_reach_the_json_and_deepspeed_takes_it():
         "zero_stage": 3,
         "offload_optimizer": "nvme",
         "offload_parameters": "cpu",
-        "nvme_dir": "/local_nvme",
+        "node_dir": "/local_nvme",
         "bucket_elements": 1234,
     }
     config = deepspeed_config(RESOURCES.model_copy(update=changes), "bfloat16")

@@ -15,6 +15,7 @@ from model.formats.hf_checkpoint import read_config
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
 from tasks.training.state.tensor_sources import open_weights
+from tests.support.cluster.default_queue import DEFAULT_QUEUE
 from tests.support.model_recipes import GLM46, with_every_expert
 from tests.support.training_inputs import (
     RESOURCES,
@@ -36,6 +37,9 @@ GRPO = {
     "clip_low": 0.2,
     "clip_high": 0.28,
     "importance_cap": 2.0,
+    "updates_per_rollout": 1,
+    "loss_mean": "tokens",
+    "rewards": {"verified": 1.0, "format": 0.0, "length": 0.0, "overlong_tokens": 1},
     "max_constant_steps": 3,
 }
 ANSWERS = tuple("01010101")
@@ -227,6 +231,25 @@ def test_a_killed_phase_continues_to_the_same_result(kind, inputs, tuned, reinfo
         assert metrics_of(resumed.path(name)) == metrics_of(expected.path(name))
 
 
+def test_gspo_takes_several_updates_per_rollout_and_continues_after_a_kill(inputs, tuned, tmp_path):
+    objective = GRPO | {"kind": "gspo", "loss_mean": "answers", "updates_per_rollout": 2}
+    recipe = rl_recipe(objective=objective | {"clip_low": 3e-4, "clip_high": 4e-4})
+    artifact = inputs.train(inputs.prompt_arguments(recipe, ANSWERS, start=tuned))
+    logged = {line["step"]: line for line in metrics_of(artifact.path("metrics.jsonl"))}
+    state = json.loads(artifact.path("handover/state.json").read_text())
+    num_updates = sum(min(2, line["informative_groups"]) for line in logged.values())
+    assert state["step"] == RL_STEPS < state["optimizer_steps"] == num_updates
+    assert any(line["clip_fraction"] > 0 for line in logged.values()), "the second update's ratios have moved"
+    other = TrainingInputs(tmp_path / "home")
+    arguments = other.prompt_arguments(recipe, ANSWERS, SAVE_EVERY_STEP, start=tuned)
+    with (
+        signal_after_saves(other.work_dir(arguments), signal.SIGKILL, lambda job: job.pid) as kills,
+        pytest.raises(JobLostError),
+    ):
+        other.train(arguments)
+    assert other.train(arguments).digest == artifact.digest and kills
+
+
 def test_answers_sampled_two_at_a_time_are_those_of_one_batch(tuned, reinforced, tmp_path):
     recipe, expected = rl_recipe(), reinforced[0]
     few = RESOURCES.model_copy(update={"rollout_cache_bytes": 3 * answer_cache_bytes(recipe, RESOURCES) - 1})
@@ -251,6 +274,9 @@ def test_a_step_with_nothing_to_learn_moves_only_the_position(inputs, tuned):
     assert state["policy"] == {"mean_rewards": [0.0, 0.0], "num_constant_steps": 2}
     assert not any(tensor.any() for tensor in load_file(artifact.path("handover/momentum-00001.safetensors")).values())
     assert artifact.record.mean_reward == 0.0
+    trained = {name for name in before if "e_score_correction_bias" not in name and ".layers.3." not in name}
+    assert {*artifact.record.unreached_tensors} == trained, "but the MTP layer, whose loss weighs nothing"
+    assert tuned.record.unreached_tensors == ()
 
 
 def test_constant_rewards_stop_the_phase_with_what_to_do(inputs, tuned):
@@ -261,11 +287,11 @@ def test_constant_rewards_stop_the_phase_with_what_to_do(inputs, tuned):
         inputs.train(inputs.prompt_arguments(rl_recipe(num_steps=4), ("wrong",) * 8, start=tuned))
 
 
-def test_a_prompt_without_room_for_its_answer_is_refused(inputs, tuned):
+def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, tuned):
     recipe = rl_recipe(objective={**GRPO, "max_new_tokens": 6})
     with pytest.raises(
-        JobFailedError,
-        match=r"prompt prompt-\d has 11 tokens, sequence_length \(16\) less max_new_tokens \(6\) leaves 10",
+        ValueError,
+        match=r"all 8 prompts have more than 10 tokens, which is sequence_length \(16\) less max_new_tokens \(6\)",
     ):
         inputs.train(inputs.prompt_arguments(recipe, ANSWERS, start=tuned))
 
@@ -273,16 +299,28 @@ def test_a_prompt_without_room_for_its_answer_is_refused(inputs, tuned):
 @pytest.mark.parametrize(
     ("recipe", "resources", "message"),
     [
-        ({"objective": {**GRPO, "kind": "gspo"}}, {}, "objective gspo cannot be trained, only pretrain, sft, grpo can"),
-        ({"objective": {**GRPO, "kind": "ppo"}}, {}, "objective ppo cannot be trained"),
-        ({"objective": {"kind": "reward"}}, {}, "objective reward cannot be trained"),
+        (
+            {"objective": {**GRPO, "kind": "ppo"}},
+            {},
+            "objective ppo cannot be trained, only pretrain, sft, rejection_sampling, reward, dpo, grpo, gspo can",
+        ),
         (
             {"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["attention"]}},
             {},
             "adapter.kind lora cannot train grpo, .* set adapter.kind to none",
         ),
-        ({}, {"launcher": "ssh"}, "launcher ssh needs queue.hostfile: set it in the phase's resources"),
+        (
+            {"adapter": {"kind": "qlora", "rank": 4, "alpha": 8.0, "targets": ["attention"]}},
+            {},
+            "adapter.kind qlora computes with frozen weights of 4 bits, .*: set adapter.kind to lora",
+        ),
+        ({}, {"launcher": "ssh"}, "launcher ssh needs queue.hostfile: set it in the same resources"),
         ({}, {"launcher": "kubernetes"}, "queue.image: .*; launcher kubernetes needs queue.volume_claim"),
+        (
+            {},
+            {"queue": DEFAULT_QUEUE.model_copy(update={"max_missing_nodes": 1})},
+            r"queue.max_missing_nodes 1: no smaller world can be trained \(the job has one node\). Set it to 0",
+        ),
         ({}, {"zero_stage": 1}, "zero_stage 1 cannot train grpo, .* set zero_stage to 0"),
         ({}, {"num_ranks": 2}, "num_ranks 2 cannot train grpo: set num_ranks to 1"),
         ({}, {"device": "cuda"}, "device cuda is not available, ranks compute on CPUs: set device to cpu"),
@@ -296,7 +334,11 @@ def test_a_prompt_without_room_for_its_answer_is_refused(inputs, tuned):
             {},
             r"does not divide into groups of samples_per_prompt \(5\)",
         ),
-        ({"max_epochs": 1.0}, {}, r"16 groups of answers need 2.0 passes over 8 prompts, max_epochs is 1.0"),
+        (
+            {"max_epochs": 1.0},
+            {},
+            r"16 groups of answers need 2.0 passes over 8 prompts of domain synthetic, max_epochs is 1.0",
+        ),
     ],
 )
 def test_what_has_no_code_is_refused_by_key_value_and_fix(recipe, resources, message, inputs):

@@ -26,6 +26,7 @@ from configs.load import load_scale
 from flows.running.run import Run
 from flows.running.run_step import run_step
 from flows.running.stage_log import StageLog
+from infra.jobs.follow_job import JobStoppedError
 from infra.jobs.launchers import JobFailedError, JobLostError, JobStatus
 from infra.jobs.supervisor import JobFile, read_job_file
 from infra.step import Artifact, Output, Step, step
@@ -34,7 +35,7 @@ from tasks.training.input_rules import refuse_foreign_inputs
 from tasks.training.loop.phase_data import open_phase_data
 from tasks.training.schedule.schedules import plan_step
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
-from tasks.training.train_phase import TrainingStoppedError, describe_job, train_phase
+from tasks.training.train_phase import describe_job, train_phase
 from tests.support.model_recipes import GLM46, with_every_expert
 from tests.support.training_inputs import (
     NUM_STEPS,
@@ -178,7 +179,7 @@ def test_a_stopped_training_says_so_and_continues_also_before_a_corrupt_checkpoi
     work_dir = inputs.work_dir(arguments)
     with (
         signal_after_saves(work_dir, signal.SIGTERM, lambda job: job.pid),
-        pytest.raises(TrainingStoppedError, match="was asked to stop and has saved"),
+        pytest.raises(JobStoppedError, match="was asked to stop and has saved"),
     ):
         inputs.train(arguments)
     newest = work_dir / "checkpoints" / (work_dir / "checkpoints" / "latest").read_text()
@@ -278,7 +279,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(inputs):
         (
             small_recipe(seed=1, objective={"kind": "dpo", "beta": 0.1}),
             RESOURCES,
-            "objective dpo cannot be trained, only pretrain, sft, grpo can",
+            "objective dpo with an mtp_loss_weight above 0",
         ),
         (
             small_recipe(seed=1),

@@ -1,29 +1,29 @@
-"""GRPO in parts: advantages against a loop, gradients against the textbook surrogate, rewards, the order of prompts."""
+"""GRPO in parts: advantages against a loop, gradients against the textbook surrogate, broken rewards."""
 
 from __future__ import annotations
 
 import math
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
-from configs.schema import PolicyObjective
+from configs.schema import PolicyObjective, RewardRecipe
 from model.architecture.losses import IGNORED
 from model.generation.generation import InProcessEngine, Sampling
 from tasks.training.policy.policy import (
     MISMATCH_METRICS,
+    AnswerRows,
     clipped_weights,
     group_advantages,
     importance_weights,
     lay_out,
-    policy_batches,
+    policy_updates,
     surrogate_weights,
     target_log_probabilities,
 )
-from tasks.training.policy.rewards import RewardError, refuse_broken_rewards, reward_answer
-from tasks.training.policy.rollouts import Prompt, PromptOrder, Rollout, policy_model
+from tasks.training.policy.prompt_order import Prompt
+from tasks.training.policy.rewards import Reward, RewardError, refuse_broken_rewards
+from tasks.training.policy.rollouts import Rollout, policy_model
 from tests.support.model_recipes import GLM46, random_model, with_every_expert
 
 pytestmark = pytest.mark.usefixtures("clear_routing")
@@ -37,10 +37,21 @@ OBJECTIVE = PolicyObjective(
     clip_low=0.2,
     clip_high=0.28,
     importance_cap=2.0,
+    updates_per_rollout=1,
+    loss_mean="tokens",
+    rewards=RewardRecipe(verified=1.0, format=0.0, length=0.0, overlong_tokens=2),
     max_constant_steps=5,
 )
 REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
 """Three groups of three; the second has nothing to learn from."""
+
+
+def prompt_named(identity: str) -> Prompt:
+    return Prompt(identity, "synthetic", "exact", "", "[]", "")
+
+
+def reward_of(total: float) -> Reward:
+    return Reward(verified=total, format=0.0, length=0.0, has_verdict=True, total=total)
 
 
 def rollouts_of(model, rewards=REWARDS, temperature: float = 1.0, shift: float = 0.0) -> list[Rollout]:
@@ -51,7 +62,7 @@ def rollouts_of(model, rewards=REWARDS, temperature: float = 1.0, shift: float =
     generation = engine.generate(prompts, Sampling(4, temperature, stop_token_ids=tuple(range(200, 320)), seed=3), "0")
     return [
         Rollout(
-            Prompt(str(number), "", ""),
+            prompt_named(str(number)),
             prompts[number],
             generation.token_ids[number],
             [
@@ -59,10 +70,97 @@ def rollouts_of(model, rewards=REWARDS, temperature: float = 1.0, shift: float =
                 for position, value in enumerate(generation.sampled_log_probabilities[number], start=number)
             ],
             "",
-            reward,
+            reward_of(reward),
         )
         for number, reward in enumerate(rewards)
     ]
+
+
+def updates_of(model, rollouts, objective, num_sequences: int = 16):
+    return policy_updates(
+        lambda rows: target_log_probabilities(model, rows, objective.temperature, num_sequences),
+        rollouts,
+        objective,
+        num_sequences,
+        CPU,
+    )
+
+
+def backward(model, batches, temperature: float = 1.0) -> dict[str, torch.Tensor]:
+    """Gradients of an update, as the training step accumulates them."""
+    num_targets = sum(batch.num_lm_targets for batch in batches)
+    model.zero_grad()
+    for batch in batches:
+        output = model(
+            batch.token_ids_BT,
+            target_ids_BT=batch.target_ids_BT,
+            target_weights_BT=batch.weights_BT,
+            temperature=temperature,
+        )
+        (output.losses.lm * batch.num_lm_targets / num_targets).backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def answer_log_probabilities(model, rollout) -> torch.Tensor:
+    sequence = torch.tensor([rollout.prompt_ids + rollout.answer_ids])
+    logits = model(sequence[:, :-1]).logits_BTV[0, len(rollout.prompt_ids) - 1 :]
+    return logits.log_softmax(-1).gather(1, torch.tensor(rollout.answer_ids)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize(("kind", "loss_mean"), [("grpo", "tokens"), ("grpo", "answers"), ("gspo", "answers")])
+def test_the_second_update_on_a_rollout_has_the_gradient_of_the_clipped_surrogate(kind, loss_mean):
+    """The first update moves the weights; the ratio of the second is against those before it, and some of it is
+    clipped."""
+    model = random_model(GLM46)
+    rewards = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    rollouts = rollouts_of(model, rewards)
+    changes = {"kind": kind, "loss_mean": loss_mean, "updates_per_rollout": 2, "clip_low": 0.02, "clip_high": 0.02}
+    objective = OBJECTIVE.model_copy(update=changes)
+    updates, metrics = updates_of(model, rollouts, objective)
+    assert len(updates) == 2, "three groups have something to learn from: two of them are in the first part"
+    before = [answer_log_probabilities(model, rollout).detach() for rollout in rollouts]
+    backward(model, updates[0]())
+    assert metrics["clip_fraction"] == 0.0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.02 * parameter.grad.sign()
+    ours = backward(model, updates[1]())
+    advantages = group_advantages(torch.tensor(rewards).view(-1, 3)).flatten().tolist()
+    terms, num_clipped, num_tokens = [], 0, 0
+    for number in (9, 10, 11):
+        now = answer_log_probabilities(model, rollouts[number])
+        difference = now - before[number]
+        ratio = (difference.mean() if kind == "gspo" else difference).exp().expand(len(now))
+        clipped = ratio.clamp(0.98, 1.02)
+        term = -torch.minimum(ratio * advantages[number], clipped * advantages[number])
+        num_clipped += int((term.detach() != -(ratio * advantages[number]).detach()).sum())
+        num_tokens += len(now)
+        rounding = (before[number] - torch.tensor(rollouts[number].log_probabilities)).exp()
+        terms.append(rounding * term)
+    model.zero_grad()
+    (
+        torch.cat(terms).mean() if loss_mean == "tokens" else torch.stack([term.mean() for term in terms]).mean()
+    ).backward()
+    assert 0 < num_clipped < num_tokens
+    assert metrics["clip_fraction"] == pytest.approx(num_clipped / num_tokens / 3), "one of the three groups"
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(
+                ours[name], parameter.grad, rtol=1e-3, atol=1e-6, msg=lambda text, at=name: f"{at}: {text}"
+            )
+
+
+def test_a_step_takes_no_more_updates_than_it_has_groups_to_learn_from():
+    model = random_model(GLM46)
+    many = OBJECTIVE.model_copy(update={"updates_per_rollout": 8})
+    updates, _ = updates_of(model, rollouts_of(model), many)
+    assert len(updates) == 2 and len(updates_of(model, rollouts_of(model, [1.0] * 9), many)[0]) == 0
+
+
+def test_a_sequences_ratio_with_a_mean_over_tokens_is_refused():
+    with pytest.raises(ValueError, match="set loss_mean to answers"):
+        PolicyObjective(**OBJECTIVE.model_dump() | {"kind": "gspo"})
 
 
 def test_advantages_equal_a_loop_over_groups():
@@ -83,17 +181,10 @@ def test_the_gradient_is_that_of_the_textbook_surrogate(temperature, shift):
     model = random_model(GLM46)
     rollouts = rollouts_of(model, temperature=temperature, shift=shift)
     objective = OBJECTIVE.model_copy(update={"temperature": temperature})
-    batches, metrics = policy_batches(model, rollouts, objective, num_sequences=4, device=CPU)
+    (update,), metrics = updates_of(model, rollouts, objective, num_sequences=4)
+    batches = update()
     num_targets = sum(batch.num_lm_targets for batch in batches)
-    for batch in batches:
-        output = model(
-            batch.token_ids_BT,
-            target_ids_BT=batch.target_ids_BT,
-            target_weights_BT=batch.weights_BT,
-            temperature=temperature,
-        )
-        (output.losses.lm * batch.num_lm_targets / num_targets).backward()
-    ours = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    ours = backward(model, batches, temperature)
     model.zero_grad()
     advantages = group_advantages(torch.tensor(REWARDS).view(3, 3)).flatten().tolist()
     terms, log_ratios = [], []
@@ -131,7 +222,8 @@ def test_weights_of_a_policy_that_has_moved_are_the_surrogates_gradient():
         ratio * advantages[:, None], clipped * advantages[:, None]
     )
     surrogate.sum().backward()
-    weights = surrogate_weights(now.detach(), trainer, rollout, advantages, OBJECTIVE)
+    rows = AnswerRows(torch.zeros(5, 7, dtype=torch.int64), torch.zeros(5, 7, dtype=torch.int64), rollout)
+    weights = surrogate_weights(now.detach(), trainer, rows, advantages, OBJECTIVE)
     torch.testing.assert_close(weights, now.grad)
     assert 7 < int((weights == 0).sum()) < 28, "some are clipped, beside the row without an advantage"
 
@@ -146,7 +238,8 @@ def test_rounding_in_bfloat16_leaves_no_token_without_a_gradient():
     model = policy_model(random_model(with_every_expert(GLM46), std=0.1), "bfloat16")
     rollouts = rollouts_of(model, [1.0, 0.0, 0.0] * 12)
     narrow = OBJECTIVE.model_copy(update={"clip_low": 0.01, "clip_high": 0.01})
-    batches, metrics = policy_batches(model, rollouts, narrow, num_sequences=16, device=CPU)
+    (update,), metrics = updates_of(model, rollouts, narrow)
+    batches = update()
     answers = torch.cat([batch.weights_BT[batch.target_ids_BT != IGNORED] for batch in batches])
     assert (answers != 0).all() and metrics["clip_fraction"] == 0.0 and 0 < metrics["rollout_log_ratio"] < 0.1
     rows = lay_out(rollouts, CPU)
@@ -158,7 +251,7 @@ def test_rounding_in_bfloat16_leaves_no_token_without_a_gradient():
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo", "gspo"])
 def test_bounds_of_a_sequences_ratio_are_refused_for_a_tokens(kind):
-    values = OBJECTIVE.model_dump() | {"kind": kind, "clip_low": 1e-4, "clip_high": 2e-4}
+    values = OBJECTIVE.model_dump() | {"kind": kind, "clip_low": 1e-4, "clip_high": 2e-4, "loss_mean": "answers"}
     if kind == "gspo":
         assert PolicyObjective(**values).clip_low == 1e-4
         return
@@ -179,10 +272,9 @@ def test_a_clipped_ratio_has_no_gradient_on_its_own_side_only():
 
 
 def test_rows_hold_prompt_and_answer_and_train_the_stop_token():
-    prompt = Prompt("p", "", "")
-    rows = lay_out(
-        [Rollout(prompt, [5, 6, 7], [8, 200], [-1.0, -2.0], "", 0.0), Rollout(prompt, [5], [9], [-3.0], "", 0.0)], CPU
-    )
+    prompt, worth = prompt_named("p"), reward_of(0.0)
+    long = Rollout(prompt, [5, 6, 7], [8, 200], [-1.0, -2.0], "", worth)
+    rows = lay_out([long, Rollout(prompt, [5], [9], [-3.0], "", worth)], CPU)
     assert rows.token_ids_BT.tolist() == [[5, 6, 7, 8], [5, 0, 0, 0]]
     assert rows.target_ids_BT.tolist() == [[IGNORED, IGNORED, 8, 200], [9, IGNORED, IGNORED, IGNORED]]
     assert rows.rollout_log_probabilities_BT.tolist() == [[0, 0, -1, -2], [-3, 0, 0, 0]]
@@ -200,12 +292,14 @@ def test_ratios_are_one_where_the_weights_are_those_of_the_rollout(dtype):
 
 def test_groups_of_equal_rewards_cost_no_pass_and_change_nothing():
     model = random_model(GLM46)
-    batches, metrics = policy_batches(model, rollouts_of(model, [1.0] * 3 + [0.0] * 3), OBJECTIVE, 4, CPU)
-    assert (batches, metrics["informative_groups"], metrics["reward_mean"], metrics["pass_rate"]) == ([], 0, 0.5, 0.5)
+    updates, metrics = updates_of(model, rollouts_of(model, [1.0] * 3 + [0.0] * 3), OBJECTIVE, 4)
+    assert (updates, metrics["informative_groups"], metrics["reward_mean"], metrics["pass_rate"]) == ([], 0, 0.5, 0.5)
     assert {metrics[name] for name in MISMATCH_METRICS} == {0.0}
     rollouts = rollouts_of(model, [1.0] * 3 + [0.0, 0.0, 1.0])
-    batches, metrics = policy_batches(model, rollouts, OBJECTIVE, 4, CPU)
-    alone, _ = policy_batches(model, rollouts[3:], OBJECTIVE, 4, CPU)
+    (update,), metrics = updates_of(model, rollouts, OBJECTIVE, 4)
+    batches = update()
+    (only,), _ = updates_of(model, rollouts[3:], OBJECTIVE, 4)
+    alone = only()
     assert (len(batches), metrics["informative_groups"], metrics["reward_mean"]) == (1, 1, pytest.approx(4 / 6))
     assert all(
         torch.equal(getattr(batches[0], name), getattr(alone[0], name))
@@ -213,38 +307,8 @@ def test_groups_of_equal_rewards_cost_no_pass_and_change_nothing():
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "is_finished", "reward"),
-    [
-        ("\n19<|user|>", "19", True, 1.0),
-        ("\n19<|user|>", " 19", True, 1.0),
-        ("\n19<|observation|>", "19", True, 1.0),
-        ("\n<think>12 + 7 = 20</think>\n19<|user|>", "19", True, 1.0),
-        ("\n19", "19", False, 0.0),
-        ("\n191<|user|>", "19", True, 0.0),
-        ("\n19.<|user|>", "19", True, 0.0),
-        ("\n-19<|user|>", "19", True, 0.0),
-        ("\n<think>19<|user|>", "19", True, 0.0),
-        ("<|user|>", "19", True, 0.0),
-    ],
-)
-def test_only_the_verified_answer_that_ends_is_rewarded(text, answer, is_finished, reward):
-    assert reward_answer(text, answer, is_finished) == reward
-
-
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
 def test_a_broken_reward_names_prompt_and_step(reward):
     refuse_broken_rewards([0.0, 1.0], "abc", 7)
     with pytest.raises(RewardError, match=rf"step 7: the reward of answer 1 to prompt abc is {reward}"):
         refuse_broken_rewards([0.0, reward], "abc", 7)
-
-
-def test_an_epoch_asks_every_prompt_once_in_an_order_of_its_own(tmp_path):
-    rows = [{"id": f"{number:02}", "prompt": f"What is {number}?", "answer": str(number)} for number in range(11)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "prompts.parquet")
-    order = PromptOrder(tmp_path / "prompts.parquet", 46)
-    epochs = [[prompt.id for prompt in order.groups(start, start + 11)] for start in (0, 11, 22)]
-    assert all(sorted(epoch) == [row["id"] for row in rows] for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert [prompt.id for prompt in order.groups(9, 13)] == [*epochs[0][9:], *epochs[1][:2]]
-    assert [prompt.id for prompt in PromptOrder(tmp_path / "prompts.parquet", 47).groups(0, 11)] != epochs[0]

@@ -8,7 +8,7 @@ after masking.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ class Judging:
 
 def read_chats(batches: Iterator[pa.RecordBatch], judging: Judging) -> Iterator[pa.RecordBatch]:
     """Rows of ROW_COLUMNS for source rows."""
-    rows = (row for batch in batches for source in batch.to_pylist() for row in _source_rows(source))
+    rows = (row for batch in batches for source in batch.to_pylist() for row in source_rows(source, _line_rows, _empty))
     yield from _judged(rows, judging)
 
 
@@ -63,17 +63,20 @@ def judge_chats(batches: Iterator[pa.RecordBatch], judging: Judging) -> Iterator
     yield from _judged(rows, judging)
 
 
-def _source_rows(source: Row) -> Iterator[Row]:
+def source_rows(
+    source: Row, line_rows: Callable[[Row, JsonLine], Iterator[Row]], empty: Callable[..., Row]
+) -> Iterator[Row]:
+    """The rows of a source file's lines; the last one, of stream CHANGED, says that the file is not the listed one."""
     try:
         with open_source(source["path"], source["sha256"]) as raw:
             hashing = HashingReader(raw)
             for line in _lines(source, hashing):
-                yield from _line_rows(source, line)
+                yield from line_rows(source, line)
             is_same = is_listed(hashing, source["sha256"])
     except ChangedSourceError:
         is_same = False
     if not is_same:
-        yield _empty(source, 0, stream=CHANGED)
+        yield empty(source, 0, stream=CHANGED)
 
 
 def _lines(source: Row, file: HashingReader) -> Iterator[JsonLine]:
@@ -120,7 +123,7 @@ def _chat_row(source: Row, offset: int, piece: int, messages: Sequence[Message],
 
 def _row(identity: Row, messages: Sequence[Message], tools: Sequence[Row], keeps_numbers: bool) -> Row:
     """A row with stream KEPT. Raises UnicodeEncodeError for characters that UTF-8 cannot encode."""
-    row = {**identity, "messages": _to_json(messages), "tools": _to_json(tools), "keeps_numbers": keeps_numbers}
+    row = {**identity, "messages": to_json(messages), "tools": to_json(tools), "keeps_numbers": keeps_numbers}
     return {**row, **_sizes(row), "stream": KEPT, "reason": "", "kept_id": "", "detail": ""}
 
 
@@ -146,7 +149,7 @@ def _batch(rows: list[Row], judging: Judging) -> pa.RecordBatch:
     index, protected = judging.items.value
     kept = [row for row in rows if row["stream"] == KEPT]
     chats = [json.loads(row["messages"]) for row in kept]
-    texts = ["\n".join(_strings(messages)) for messages in chats]
+    texts = ["\n".join(strings_of(messages)) for messages in chats]
     for row, text, hit in zip(kept, texts, index.first_hits(texts).tolist(), strict=True):
         if len(text) > judging.max_chat_chars:
             row.update(stream=DROPPED, reason=TOO_LONG)
@@ -155,18 +158,18 @@ def _batch(rows: list[Row], judging: Judging) -> pa.RecordBatch:
     masked = mask_chats(chats, [row["keeps_numbers"] for row in kept], judging.masked_kinds)
     for row, (messages, counts) in zip(kept, masked, strict=True):
         if counts:
-            row["messages"] = _to_json(messages)
+            row["messages"] = to_json(messages)
             row.update(_sizes(row) | counts)
     return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(ROW_COLUMNS))
 
 
-def _strings(messages: list[Row]) -> Iterator[str]:
+def strings_of(messages: list[Row]) -> Iterator[str]:
     """Reasoning and contents of messages, and the names and arguments of calls, in order."""
     for message in messages:
         yield from filter(None, (message["reasoning"], message["content"]))
         for call in message["tool_calls"]:
             yield call["name"]
-            yield from (value if isinstance(value, str) else _to_json(value) for value in call["arguments"].values())
+            yield from (value if isinstance(value, str) else to_json(value) for value in call["arguments"].values())
 
 
 def _empty(source: Row, offset: int, **values: str) -> Row:
@@ -189,6 +192,6 @@ def _empty(source: Row, offset: int, **values: str) -> Row:
     return {**identity, **{key: source[key] for key in ("collection", "licence", "kind")}, **texts, **values}
 
 
-def _to_json(value: Any) -> str:
+def to_json(value: Any) -> str:
     """A value as JSON, fields in the given order: the order of a call's arguments is part of the text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

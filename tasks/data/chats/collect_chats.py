@@ -13,21 +13,13 @@ from typing import TYPE_CHECKING
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.chats.chat_clusters import chat_clusters
-from tasks.data.chats.chat_records import (
-    CHANGED,
-    DROPPED,
-    KEPT,
-    REJECTED,
-    ROW_COLUMNS,
-    Judging,
-    judge_chats,
-    read_chats,
-)
+from tasks.data.chats.chat_records import KEPT, ROW_COLUMNS, Judging, judge_chats, read_chats
+from tasks.data.chats.collected_rows import choose_unique, hash_of, refuse_malformed, stream_totals, write_left_out
 from tasks.data.decontamination.protected_items import protected_items
 from tasks.data.privacy.mask_personal_data import count_masked
 from tasks.data.privacy.personal_data import KINDS
-from tasks.data.records.document_files import count_reasons, counts_by, read_documents, write_documents, write_table
-from tasks.data.records.documents import CHAT_COLUMNS, NUM_EXAMPLES, NUM_HASHES, TRAIN, VALIDATION, names_of
+from tasks.data.records.document_files import counts_by, read_documents, write_documents, write_table
+from tasks.data.records.documents import CHAT_COLUMNS, NUM_HASHES, TRAIN, VALIDATION, names_of
 from tasks.data.sources.source_frame import source_frame
 
 if TYPE_CHECKING:
@@ -40,9 +32,6 @@ if TYPE_CHECKING:
     from tasks.data.seeds.verify_solutions import VerifiedSolutions
     from tasks.data.sources.ingest_documents import IngestedDocuments
     from tasks.data.sources.list_sources import SourceListing
-
-DUPLICATE = "exact_duplicate"
-FULL = "collection_full"
 
 
 class CollectedChats(Record):
@@ -126,17 +115,11 @@ def _write_streams(
 ) -> CollectedChats:
     from pyspark.sql import functions as F
 
-    sums = rows.groupBy("stream").agg(F.count("id").alias("num_rows"), F.sum("num_bytes").alias("num_bytes")).collect()
-    totals = {row["stream"]: (row["num_rows"], row["num_bytes"]) for row in sums}
-    _refuse_changed(rows)
-    kept = rows.where(F.col("stream") == KEPT)
-    marked = kept.join(kept.groupBy("digest").agg(F.min("id").alias("original")), "digest")
+    totals = stream_totals(rows)
     # A seed's solution, its variations and a teacher's trace come from one record: all are held out, or none.
     origin = F.concat_ws(" ", F.substring_index("source", "#", 1), F.col("offset").cast("string"))
-    fits = _hash_of("origin", 9) * F.col("collection_size") < recipe.chats.max_per_collection * NUM_HASHES
-    originals = marked.where("id = original").withColumn("origin", origin)
-    sized = originals.join(originals.groupBy("collection").agg(F.count("id").alias("collection_size")), "collection")
-    unique = sized.where(fits).persist()
+    chosen = choose_unique(rows, recipe.chats.max_per_collection, origin)
+    unique = chosen.rows
     num_bytes = totals.get(KEPT, (0, 0))[1]
     compared = unique.select("id", "origin", "messages")
     with chat_clusters(compared, num_bytes, recipe.deduplicate, resources, output, "compared") as clusters:
@@ -154,11 +137,7 @@ def _write_streams(
     write_table(masked, output, "masked.parquet")
     num_masked, by_kind = count_masked(masked)
     output.report(Progress(num_sources, num_sources, "sources", "conversations written"))
-    duplicates = marked.where("id <> original").select(
-        "id", F.lit(DUPLICATE).alias("reason"), F.col("original").alias("kept_id")
-    )
-    beyond = sized.where(~fits).select("id", F.lit(FULL).alias("reason"), F.lit("").alias("kept_id"))
-    dropped, rejected = _write_left_out(rows, duplicates.unionByName(beyond), output)
+    dropped, rejected = write_left_out(rows, chosen.left_out, output)
     unique.unpersist()
     collections, sizes = counts_by(counts, 0), counts_by(counts, 1)
     record = CollectedChats(
@@ -178,59 +157,19 @@ def _write_streams(
     return record
 
 
-def _refuse_changed(rows: DataFrame) -> None:
-    from pyspark.sql import functions as F
-
-    changed = sorted(row["source"] for row in rows.where(F.col("stream") == CHANGED).select("source").collect())
-    if changed:
-        raise ValueError(
-            f"source {changed[0]} changed while it was read ({len(changed)} in all): "
-            "run again when nothing writes to it"
-        )
-
-
-def _write_left_out(rows: DataFrame, duplicates: DataFrame, output: Output) -> tuple[dict[str, int], dict[str, int]]:
-    """dropped.parquet and rejected.parquet; their rows by reason."""
-    from pyspark.sql import functions as F
-
-    dropped = rows.where(F.col("stream") == DROPPED).select("id", "reason", "kept_id").unionByName(duplicates)
-    rejected = rows.where(F.col("stream") == REJECTED).select("id", "source", "offset", "reason", "detail")
-    return (
-        count_reasons(write_table(dropped, output, "dropped.parquet", "reason")),
-        count_reasons(write_table(rejected, output, "rejected.parquet", "reason")),
-    )
-
-
-def _hash_of(column: str, start: int) -> Column:
-    """32 bits of a text's hash."""
-    from pyspark.sql import functions as F
-
-    return F.conv(F.substring(F.sha2(column, 256), start, 8), 16, 10).cast("long")
-
-
 def _side(recipe: ChatRecipe) -> Column:
     """The split of a cluster, by the record of its first conversation."""
     from pyspark.sql import functions as F
 
-    is_held_out = _hash_of("origin", 1) < int(recipe.validation_share * NUM_HASHES)
+    is_held_out = hash_of("origin", 1) < int(recipe.validation_share * NUM_HASHES)
     return F.when(is_held_out, F.lit(VALIDATION)).otherwise(F.lit(TRAIN))
 
 
 def _check_rejected(record: CollectedChats, recipe: ChatRecipe, rows: DataFrame) -> None:
     """Raises ValueError with examples where too much is malformed or nothing is left to train on."""
-    from pyspark.sql import functions as F
-
-    num_rejected = sum(record.rejected.values())
-    num_read = record.num_chats + sum(record.dropped.values()) + num_rejected
-    if num_rejected > recipe.max_rejected_share * num_read:
-        shown = rows.where(F.col("stream") == REJECTED).orderBy("source", "offset").take(NUM_EXAMPLES)
-        examples = "; ".join(f"{row.source} at byte {row['offset']}: {row.reason} ({row.detail})" for row in shown)
-        counts = ", ".join(f"{reason} {count}" for reason, count in record.rejected.items())
-        raise ValueError(
-            f"{num_rejected} of {num_read} conversations are malformed ({counts}), more than chats.max_rejected_share "
-            f"({recipe.max_rejected_share}) allows: {examples}. Repair these records, or give their files the role "
-            f"ignore"
-        )
+    num_read = record.num_chats + sum(record.dropped.values()) + sum(record.rejected.values())
+    share = recipe.max_rejected_share
+    refuse_malformed(rows, record.rejected, num_read, share, "conversations", "chats.max_rejected_share")
     if not record.training_chats:
         raise ValueError(
             f"none of {num_read} conversations is left to train on (dropped: {record.dropped}, held out: "

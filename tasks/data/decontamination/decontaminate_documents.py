@@ -7,6 +7,7 @@ protected, and so are the generated problems that gate promotion or are held out
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tasks.data.decontamination.overlap import OverlapIndex
     from tasks.data.privacy.mask_personal_data import MaskedDocuments
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
+    from tasks.data.prompts.collect_prompts import CollectedPrompts
     from tasks.data.sources.ingest_documents import IngestedDocuments
 
 
@@ -43,6 +45,7 @@ class DecontaminatedDocuments(Record):
     held_out_bytes_by_domain: dict[str, int]
     num_prompts: int
     """Prompts in prompts.parquet."""
+    prompts_by_domain: dict[str, int]
     num_dropped_prompts: int
 
 
@@ -60,13 +63,14 @@ def decontaminate_documents(
     *,
     documents: Artifact[MaskedDocuments],
     synthetic: Artifact[SynthesizedProblems] | None,
+    prompts: Artifact[CollectedPrompts] | None,
     ingested: Artifact[IngestedDocuments],
     recipe: DecontaminationRecipe,
     resources: SparkResources,
     output: Output,
 ) -> DecontaminatedDocuments:
-    """Drop documents and prompts that overlap with an evaluation item, in every split. `synthetic` is None where only a
-    user's documents are checked. Raises ValueError if nothing is left."""
+    """Drop documents and prompts that overlap with an evaluation item, in every split. `synthetic` and `prompts` are
+    None where only a user's documents are checked. Raises ValueError if nothing is left."""
     from pyspark.sql import functions as F
 
     spark = spark_session(resources)
@@ -74,8 +78,8 @@ def decontaminate_documents(
     num_in = sum(artifact.record.num_documents for artifact in given)
     output.report(Progress(0, num_in, "documents", "indexing evaluation items"))
     items, overlaps = protected_items(ingested, synthetic, recipe, resources)
-    num_prompts, num_dropped_prompts = (
-        _write_prompts(synthetic.path("prompts.parquet"), items, overlaps, output) if synthetic else (0, 0)
+    prompts_by_domain, num_dropped_prompts = (
+        _write_prompts(prompts.path("prompts.parquet"), items, overlaps, output) if prompts else ({}, 0)
     )
     index = spark.sparkContext.broadcast(overlaps)
     frames = [read_documents(spark, artifact.files("documents/*.parquet"), resources) for artifact in given]
@@ -104,7 +108,8 @@ def decontaminate_documents(
         dropped=reasons,
         train_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split == TRAIN},
         held_out_bytes_by_domain={domain: size for (split, domain), (_, size) in counts.items() if split != TRAIN},
-        num_prompts=num_prompts,
+        num_prompts=sum(prompts_by_domain.values()),
+        prompts_by_domain=prompts_by_domain,
         num_dropped_prompts=num_dropped_prompts,
     )
 
@@ -160,8 +165,10 @@ def _named(items: ProtectedItems, numbers: Sequence[int]) -> dict[str, list[str]
     }
 
 
-def _write_prompts(path: Path, items: ProtectedItems, overlaps: OverlapIndex, output: Output) -> tuple[int, int]:
-    """Write prompts.parquet without prompts that overlap, and those to dropped_prompts.parquet; (number kept,
+def _write_prompts(
+    path: Path, items: ProtectedItems, overlaps: OverlapIndex, output: Output
+) -> tuple[dict[str, int], int]:
+    """Write prompts.parquet without prompts that overlap, and those to dropped_prompts.parquet; (number kept by domain,
     dropped)."""
     import numpy as np
     import pyarrow as pa
@@ -175,5 +182,6 @@ def _write_prompts(path: Path, items: ProtectedItems, overlaps: OverlapIndex, ou
     named = {"id": prompts.column("id").take(pa.array(gone)).to_pylist(), **_named(items, hits[gone].tolist())}
     dropped = pa.table(named, schema=pa.schema([(name, pa.string()) for name in named]))
     pq.write_table(dropped.sort_by("id"), output.path("dropped_prompts.parquet"), compression="zstd")
-    pq.write_table(prompts.filter(pa.array(hits < 0)), output.path("prompts.parquet"), compression="zstd")
-    return len(texts) - len(gone), len(gone)
+    kept = prompts.filter(pa.array(hits < 0))
+    pq.write_table(kept, output.path("prompts.parquet"), compression="zstd")
+    return dict(sorted(Counter(kept["domain"].to_pylist()).items())), len(gone)

@@ -18,7 +18,13 @@ from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.deduplication.connected_components import connected_components
 from tasks.data.deduplication.duplicate_candidates import NEIGHBOUR_COLUMNS, list_neighbours
 from tasks.data.deduplication.duplicate_clusters import DuplicateCluster, check_cluster_share, largest_clusters
-from tasks.data.deduplication.duplicate_verdicts import NEAR, exact_groups, page_duplicates, verdicts_of
+from tasks.data.deduplication.duplicate_verdicts import (
+    NEAR,
+    exact_survivors,
+    page_duplicates,
+    verdicts_of,
+    with_exact_groups,
+)
 from tasks.data.deduplication.minhash import signing_metadata
 from tasks.data.deduplication.near_duplicates import near_duplicates, signing_of
 from tasks.data.deduplication.survivor_parts import signature_schema, write_survivors
@@ -95,18 +101,17 @@ def deduplicate_documents(
     frame = _meta(spark, files, previous.document_files, resources)
     previous.check_ids(frame)
     output.report(Progress(0, num_in, "documents", "URLs and digests"))
-    pages = page_duplicates(frame).persist()
-    num_pages = pages.count()
-    others = frame.join(pages.select("id"), "id", "left_anti") if num_pages else frame
-    groups = exact_groups(others).persist()
+    pages = page_duplicates(frame)
+    others = frame if pages is None else frame.join(pages.select("id"), "id", "left_anti")
+    grouped = with_exact_groups(others).persist()
     output.report(Progress(0, num_in, "documents", "signatures"))
-    ids = groups.where("not is_earlier").select("id")
+    ids = exact_survivors(grouped).where("not is_earlier").select("id")
     near = near_duplicates(
         ids, files, previous.signature_rows(spark), previous.document_files, signing, recipe.threshold
     )
     output.report(Progress(num_in, num_in, "documents", f"{near.num_edges} verified pairs"))
     components = connected_components(near.edges, near.num_edges, output, "rounds", resources)
-    verdicts = verdicts_of(others, groups, components, pages if num_pages else None).persist()
+    verdicts = verdicts_of(grouped, components, pages).persist()
     clusters = largest_clusters(verdicts, [*files, *previous.document_files])
     check_cluster_share(clusters, recipe)
     _check_removed_share(verdicts, recipe)
@@ -119,7 +124,7 @@ def deduplicate_documents(
     to_write = near.signatures.unionByName(survivors).repartitionById(num_parts, "target")
     counts = _write_survivors(to_write, files, num_parts, recipe, output)
     check_counts(counts, reasons, num_in)
-    for cached in (pages, groups, verdicts):
+    for cached in (grouped, verdicts):
         cached.unpersist()
     near.release()
     output.remove("rounds")

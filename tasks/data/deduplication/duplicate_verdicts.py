@@ -34,9 +34,10 @@ def survivor_order(quality: str = "quality", num_chars: str = "num_chars", ident
     )
 
 
-def page_duplicates(frame: DataFrame) -> DataFrame:
-    """(id, collection, source, kept_id) of the new documents whose record has the page URL of a better one. All pieces
-    of a record are dropped or kept together; the kept record is named by its first piece."""
+def page_duplicates(frame: DataFrame) -> DataFrame | None:
+    """(id, collection, source, kept_id) of the new documents whose record has the page URL of a better one; None where
+    no two records share a page. All pieces of a record are dropped or kept together; the kept record is named by its
+    first piece."""
     from pyspark.sql import functions as F
 
     paged = frame.where((F.col("url") != "") & ~F.col("domain").isin(*UNPAGED_DOMAINS))
@@ -57,6 +58,8 @@ def page_duplicates(frame: DataFrame) -> DataFrame:
     shared = pages.where(f"num_records > 1 and most_in_file <= {MAX_RECORDS_PER_FILE}").select(
         "page", F.col("best.id").alias("kept_id")
     )
+    if shared.isEmpty():
+        return None
     lost = (
         records.join(shared, "page")
         .where("head.id <> kept_id and not is_earlier")
@@ -67,38 +70,48 @@ def page_duplicates(frame: DataFrame) -> DataFrame:
     )
 
 
-def exact_groups(frame: DataFrame) -> DataFrame:
-    """(content_digest, id, is_earlier, best, smallest): per content the kept document, and the smallest id."""
+def with_exact_groups(frame: DataFrame) -> DataFrame:
+    """(id, collection, source, is_earlier, best, smallest) of every document: the kept document of its content, and
+    the smallest id of them."""
+    from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    grouped = frame.groupBy("content_digest").agg(F.min(survivor_order()).alias("best"), F.min("id").alias("smallest"))
-    return grouped.select("content_digest", "best.id", (~F.col("best.is_new")).alias("is_earlier"), "best", "smallest")
+    equal = Window.partitionBy("content_digest")
+    best, smallest = F.min("rank").over(equal).alias("best"), F.min("id").over(equal).alias("smallest")
+    ranked = frame.select("id", "collection", "source", "is_earlier", "content_digest", survivor_order().alias("rank"))
+    return ranked.select("id", "collection", "source", "is_earlier", best, smallest)
 
 
-def verdicts_of(frame: DataFrame, groups: DataFrame, components: DataFrame, pages: DataFrame | None) -> DataFrame:
+def exact_survivors(grouped: DataFrame) -> DataFrame:
+    """The rows of with_exact_groups whose document is kept for its content: those that are compared with each other."""
+    return grouped.where("id = best.id and is_earlier <> best.is_new")
+
+
+def verdicts_of(grouped: DataFrame, components: DataFrame, pages: DataFrame | None) -> DataFrame:
     """(id, collection, source, reason, kept_id, cluster) of every new document; a survivor has no reason and is its own
     kept_id.
 
-    pages: page duplicates, which are not in `frame`; None for none. The document kept instead of one may itself be a
-    duplicate of another."""
+    grouped: with_exact_groups; pages: page duplicates, which are not in it; None for none. The document kept instead of
+    one may itself be a duplicate of another."""
+    from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    members = groups.join(components, "id").select("id", "root", "best", "smallest")
-    clusters = members.groupBy("root").agg(F.min("best").alias("kept"), F.min("smallest").alias("cluster"))
-    moved = members.join(clusters, "root").select("id", "kept", "cluster")
-    resolved = groups.join(moved, "id", "left").select(
-        "content_digest",
-        F.col("id").alias("same"),
-        "is_earlier",
+    members = exact_survivors(grouped).select("id", "best", "smallest").join(components, "id")
+    cluster = Window.partitionBy("root")
+    kept, smallest = F.min("best").over(cluster).alias("kept"), F.min("smallest").over(cluster).alias("cluster")
+    moved = members.select(F.col("id").alias("same"), kept, smallest)
+    new = grouped.where("not is_earlier").withColumn("same", F.col("best.id"))
+    resolved = new.join(moved, "same", "left").select(
+        "id",
+        "collection",
+        "source",
+        ((F.col("id") == F.col("same")) & F.col("best.is_new")).alias("is_near"),
         F.coalesce("kept", "best").alias("kept"),
         F.coalesce("cluster", "smallest").alias("cluster"),
     )
-    new = frame.where("not is_earlier").select("id", "collection", "source", "content_digest")
-    same = new.join(resolved, "content_digest")
     stays = (F.col("id") == F.col("kept.id")) & F.col("kept.is_new")
-    is_near = (F.col("id") == F.col("same")) & ~F.col("is_earlier")
-    reason = F.when(stays, F.lit("")).when(is_near, F.lit(NEAR)).otherwise(F.lit(EXACT)).alias("reason")
-    compared = same.select("id", "collection", "source", reason, F.col("kept.id").alias("kept_id"), "cluster")
+    reason = F.when(stays, F.lit("")).when(F.col("is_near"), F.lit(NEAR)).otherwise(F.lit(EXACT)).alias("reason")
+    compared = resolved.select("id", "collection", "source", reason, F.col("kept.id").alias("kept_id"), "cluster")
     if pages is None:
         return compared
     final = compared.select(F.col("id").alias("page_id"), F.col("kept_id").alias("final_id"), "cluster")

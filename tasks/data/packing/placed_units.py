@@ -15,7 +15,8 @@ import numpy as np
 from tasks.data.packing.best_fit import num_rows, place_pieces, row_shapes
 from tasks.data.packing.course_position import DomainPosition
 from tasks.data.packing.domain_pieces import Pieces, ordered_units
-from tasks.data.packing.mixture_schedule import MixtureSchedule, allot_tokens, schedule_mixture, slots_of, split_tokens
+from tasks.data.packing.mixture_schedule import allot_tokens, schedule_mixture, slots_of, split_tokens
+from tasks.data.packing.mixture_shares import MixtureSchedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress, Record, canonical_json, step
-from tasks.data.problems.arithmetic import OPERATIONS, answers, choose_problems, terms, verify_lines
+from tasks.data.problems.arithmetic import OPERATIONS, answers, choose_problems, terms, verify_worked, worked
+from tasks.data.problems.reasoned_problem import ReasonedProblem
 from tasks.data.problems.reasoning_families import FAMILIES, choose_reasoned
 from tasks.data.records.documents import (
     CHAT_COLUMNS,
@@ -30,19 +31,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from configs.schema import SynthesisRecipe
-    from tasks.data.problems.reasoned_problem import ReasonedProblem
 
 SOURCE = "synthetic/arithmetic"
+WORKED_SOURCE = f"{SOURCE}-worked"
 CHAT_SOURCE = f"{SOURCE}-chats"
 PROMPT_SOURCE = f"{SOURCE}-prompts"
 EVALUATION_SOURCE = f"{SOURCE}-evaluation"
 HELD_OUT_SOURCE = "synthetic/held-out"
 
 ASKED_COLUMNS = "id string, domain string, prompt string, answer string, family string"
+HELD_OUT_COLUMNS = f"{ASKED_COLUMNS}, text string"
 COLUMNS = {
     "documents/part-00000.parquet": PREPARED_COLUMNS,
     "chats.parquet": CHAT_COLUMNS.rpartition(", num_bytes")[0],
-    "held_out.parquet": ASKED_COLUMNS,
+    "held_out.parquet": HELD_OUT_COLUMNS,
 }
 """Columns of tables that may be empty, or have empty columns."""
 UNSCORED = {"language": "", "quality": None, "quality_bucket": UNBUCKETED}
@@ -68,6 +70,8 @@ class Problem:
     terms: str
     """`12 + 7`"""
     result: str
+    worked: str
+    """The way to the result by digits: `2+7=9` and `1+0=1`, a line each."""
 
     @property
     def line(self) -> str:
@@ -78,6 +82,11 @@ class Problem:
     def question(self) -> str:
         """The problem as a user asks it."""
         return f"What is {self.terms}?"
+
+    @property
+    def text(self) -> str:
+        """The problem as documents work it out: as those of the families."""
+        return ReasonedProblem(self.question, self.worked, self.result, "").text
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,8 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         (SOURCE, number, text)
         for number, text in enumerate(_joined([f"{problem.line}\n" for problem in training], size))
     ]
+    texts = _joined([f"{problem.text}\n" for problem in training], size)
+    documents += [(WORKED_SOURCE, number, text) for number, text in enumerate(texts)]
     for family in families:
         texts = _joined([f"{problem.text}\n" for problem in family.training], size)
         documents += [(f"synthetic/{family.name}", number, text) for number, text in enumerate(texts)]
@@ -118,13 +129,16 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         chats += [_reasoned_chat(family.name, number, problem, recipe) for number, problem in enumerate(asked)]
     prompts = [(problem.question, problem.result, f"arithmetic {problem.operation}") for problem in unseen]
     prompts += [(problem.question, problem.answer, family.name) for family in families for problem in family.prompts]
-    held_out = [(problem.question, problem.answer, family.name) for family in families for problem in family.held_out]
+    held_out = [(problem, family.name) for family in families for problem in family.held_out]
     tables = {
         "documents/part-00000.parquet": [_document(*document) for document in documents],
         "chats.parquet": chats,
         "prompts.parquet": [_asked(PROMPT_SOURCE, number, *prompt) for number, prompt in enumerate(prompts)],
         "problems.parquet": [_evaluation_problem(number, problem) for number, problem in enumerate(evaluation)],
-        "held_out.parquet": [_asked(HELD_OUT_SOURCE, number, *problem) for number, problem in enumerate(held_out)],
+        "held_out.parquet": [
+            _asked(HELD_OUT_SOURCE, number, problem.question, problem.answer, family) | {"text": problem.text}
+            for number, (problem, family) in enumerate(held_out)
+        ],
     }
     for name, rows in tables.items():
         _write_table(output.path(name), rows, COLUMNS.get(name))
@@ -173,9 +187,11 @@ def _problems(count: int, recipe: SynthesisRecipe, for_evaluation: bool) -> list
     operation, a, b = choose_problems(count, recipe.max_operand, recipe.operations, for_evaluation)
     results = answers(operation, a, b).astype(np.str_).tolist()
     signs = [OPERATIONS[index] for index in operation.tolist()]
-    problems = [Problem(*values) for values in zip(signs, terms(operation, a, b).tolist(), results, strict=True)]
+    works = worked(operation, a, b)
+    columns = (signs, terms(operation, a, b).tolist(), results, works.tolist())
+    problems = [Problem(*values) for values in zip(*columns, strict=True)]
     lines = np.array([problem.line for problem in problems])
-    wrong = lines[~verify_lines(lines)]
+    wrong = lines[~verify_worked(lines, works)]
     assert not len(wrong), wrong[:3]
     return problems
 
@@ -206,7 +222,9 @@ def _document(source: str, number: int, text: str) -> dict[str, object]:
 
 
 def _chat(number: int, problem: Problem, recipe: SynthesisRecipe) -> dict[str, object]:
-    return _conversation(CHAT_SOURCE, number, problem.question, problem.line, problem.result, "arithmetic", recipe)
+    share = sampling_hash(document_id(CHAT_SOURCE, number, 0)) / NUM_HASHES
+    reasoning = problem.worked if share < recipe.thinking_share * recipe.worked_share else problem.line
+    return _conversation(CHAT_SOURCE, number, problem.question, reasoning, problem.result, "arithmetic", recipe)
 
 
 def _reasoned_chat(family: str, number: int, problem: ReasonedProblem, recipe: SynthesisRecipe) -> dict[str, object]:
@@ -247,6 +265,7 @@ def _asked(source: str, number: int, question: str, answer: str, family: str) ->
 
 
 def _evaluation_problem(number: int, problem: Problem) -> dict[str, object]:
-    """`prompt` and `answer` continue plain text, `question` asks the same in a conversation."""
+    """`prompt` and `answer` continue plain text, `question` asks the same in a conversation, `text` works it out."""
     texts = {"prompt": f"{problem.terms} =", "answer": f" {problem.result}", "question": problem.question}
+    texts["text"] = problem.text
     return {"id": document_id(EVALUATION_SOURCE, number, 0), "operation": problem.operation, **texts}

@@ -50,6 +50,12 @@ CHAT_COLUMNS = (
 """messages, tools: JSON lists; piece: number of the conversation in its record; num_bytes: UTF-8 bytes of both
 lists."""
 
+PAIR_COLUMNS = (
+    "id string, source string, offset long, piece long, collection string, licence string, kind string, prompt "
+    "string, chosen string, rejected string, tools string, num_bytes long"
+)
+"""prompt, tools: JSON lists; chosen, rejected: the answers, each a JSON message; num_bytes: UTF-8 bytes of the four."""
+
 DROPPED_COLUMNS = "id string, reason string, kept_id string"
 """kept_id: the document that is kept instead, or the evaluation item it overlaps with; empty where there is none."""
 

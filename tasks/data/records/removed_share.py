@@ -33,17 +33,20 @@ def check_removed_share(
 
     judged: one row (groups, reason, amount, removed) per document: its size, and how much of it is removed for that
     reason. examples: gives up to NUM_EXAMPLES examples for a group's column, its value and a reason."""
+    from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    num_documents = judged.count()
     for group in groups:
-        totals = judged.groupBy(group).agg(F.count("amount").alias("num_documents"), F.sum("amount").alias("amount"))
-        removed = judged.where("removed > 0").groupBy(group, "reason").agg(F.sum("removed").alias("removed"))
-        least = max(MIN_JUDGED_DOCUMENTS, MIN_JUDGED_SHARE * num_documents if group == LANGUAGE else 0)
+        of_group = Window.partitionBy(group)
+        sums = judged.groupBy(group, "reason").agg(
+            F.count("amount").alias("num_documents"), F.sum("amount").alias("amount"), F.sum("removed").alias("removed")
+        )
+        totals = (F.sum(name).over(of_group).alias(name) for name in ("num_documents", "amount"))
+        least = max(MIN_JUDGED_DOCUMENTS, MIN_JUDGED_SHARE * judged.count() if group == LANGUAGE else 0)
         is_above = (F.col("num_documents") >= least) & (F.col("removed") > ceiling.limit * F.col("amount"))
         above = sorted(
             tuple(row)
-            for row in removed.join(totals, group)
+            for row in sums.select(group, "reason", "removed", *totals)
             .where(is_above)
             .select(group, "reason", "removed", "amount")
             .collect()

@@ -89,8 +89,15 @@ def judge_solution(code: str, tests: str, module: str, seconds: int = CPU_SECOND
     Tests import the solution as `module`, or use its names where that is empty. `seconds` of processor time for each
     process. Raises ValueError where this machine has no sandbox.
     """
-    verdict, _ = _run(isolation(), code, tests, module, seconds)
+    verdict = find_verdict(code, tests, module, seconds)
     return verdict if verdict in (PASSED, UNVERIFIABLE) else FAILED
+
+
+def find_verdict(code: str, tests: str, module: str, seconds: int = CPU_SECONDS) -> str:
+    """As judge_solution; empty where the judge came to no verdict: the tests' own process used up its limits, or a
+    solution waited until the wall clock ran out."""
+    verdict, _ = _run(isolation(), code, tests, module, seconds)
+    return verdict
 
 
 def run_trusted(programs: Sequence[str]) -> list[bool]:

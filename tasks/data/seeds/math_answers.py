@@ -13,7 +13,10 @@ STATED = re.compile(r"(?:####|(?:final )?answer(?: is)?(?:\s*[:=])?)\s*(\S.*)", 
 LEFT_OUT = re.compile(
     r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\\text\{[^{}]*\}|\\mbox\{[^{}]*\}|\s+"
 )
+TEXT = re.compile(r"\\(?:text|mbox)\{([^{}]*)\}")
 FRACTION = re.compile(r"\\frac\{(-?\d+)\}\{(-?\d+)\}|\\frac(\d)(\d)")
+BOX = "\\boxed{"
+BRACKETS = re.compile(r"\\boxed\{|[{}]")
 MAX_CHARS = 500
 """Characters of the longest number or calculation: Python converts at most 4,300 digits, and parses no deeper than its
 stack."""
@@ -29,15 +32,27 @@ APPLY = {
 def final_answer(text: str) -> str:
     """The content of the last \\boxed{...}, else the text after the last `####` or `answer:`; empty where there is
     neither."""
-    start = text.rfind("\\boxed{")
+    start = text.rfind(BOX)
     if start >= 0:
         depth = 0
-        for index in range(start + len("\\boxed"), len(text)):
+        for index in range(start + len(BOX) - 1, len(text)):
             depth += {"{": 1, "}": -1}.get(text[index], 0)
             if depth == 0:
-                return text[start + len("\\boxed{") : index].strip()
+                return text[start + len(BOX) : index].strip()
     stated = STATED.findall(text)
     return stated[-1].strip().rstrip(".") if stated else ""
+
+
+def boxed_answers(text: str) -> list[str]:
+    """The contents of all boxes that are closed, in one pass."""
+    boxes: list[str] = []
+    opened: list[int | None] = []
+    for bracket in BRACKETS.finditer(text):
+        if bracket[0] != "}":
+            opened.append(bracket.end() if bracket[0] == BOX else None)
+        elif opened and (start := opened.pop()) is not None:
+            boxes.append(text[start : bracket.start()].strip())
+    return boxes
 
 
 def answers_agree(answer: str, wanted: str) -> bool:
@@ -60,7 +75,8 @@ def _plain(answer: str) -> str:
     text = re.sub(r"\\[dt]frac", r"\\frac", answer.strip().rstrip("."))
     text = re.sub(r"\\textbf\{\s*+\(?([^{}()]*+)\)?\s*+\}", r"\1", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", re.sub(r"\{,\}", ",", text))
-    return LEFT_OUT.sub("", text).lower()
+    # A unit in \text is no part of an answer; an answer that is nothing else is that text.
+    return LEFT_OUT.sub("", text).lower() or LEFT_OUT.sub("", TEXT.sub(r"\1", text)).lower()
 
 
 def _number(text: str) -> Fraction | None:

@@ -7,8 +7,7 @@ comparing the final answer.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,14 @@ from tasks.data.readers.json_lines import json_lines
 from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
 from tasks.data.records.documents import document_id
 from tasks.data.sandbox.code_sandbox import PASSED, UNVERIFIABLE, isolation, judge_solution
+from tasks.data.seeds.code_answers import program_of
 from tasks.data.seeds.math_answers import answers_agree, false_annotations, final_answer
+from tasks.data.seeds.problem_kinds import CODE, MATH
 
 if TYPE_CHECKING:
     from tasks.data.sources.list_sources import SourceFile
 
-MATH, CODE = "math", "code_with_tests"
-QUESTION_FIELDS = ("question", "problem", "quiz", "instructions", "text")
+QUESTION_FIELDS = ("question", "problem", "quiz", "instructions", "text", "prompt", "query")
 ANSWER_FIELDS = ("solution_text", "answer", "Answer")
 GSM_MARK = "####"
 
@@ -74,15 +74,13 @@ def _file_seeds(file: SourceFile) -> Iterator[Seed]:
 
 
 def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
-    question = next((record[name] for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
-    if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
-        question = f"{record['Body'].rstrip('. ')}. {record['Question']}"
-    read = _code_parts(record) if file.kind == CODE else _math_parts(record)
+    question = asked_question(record)
+    read = code_parts(record) if file.kind == CODE else math_parts(record)
     if not question.strip() or not read[0].strip():
         return None
     answer, solution, module = read
-    if file.kind == CODE and not module:
-        question = f"{question}\nIt passes these tests:\n{answer}"
+    if file.kind == CODE:
+        question = code_question(question, answer, module)
     return Seed(
         document_id(file.name, offset, 0),
         file.name,
@@ -97,7 +95,20 @@ def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
     )
 
 
-def _math_parts(record: dict[str, Any]) -> tuple[str, str, str]:
+def asked_question(record: Mapping[str, Any]) -> str:
+    """The question of a record; empty where it has none."""
+    if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
+        return f"{record['Body'].rstrip('. ')}. {record['Question']}"
+    return next((record[name] for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
+
+
+def code_question(question: str, tests: str, module: str) -> str:
+    """With the tests, where they use names that the question does not tell."""
+    return question if module else f"{question}\nIt passes these tests:\n{tests}"
+
+
+def math_parts(record: Mapping[str, Any]) -> tuple[str, str, str]:
+    """(final answer, worked solution, ""); empty where the record has none."""
     given = next((record[name] for name in ANSWER_FIELDS if isinstance(record.get(name), (str, int, float))), "")
     answer = f"{given:g}" if isinstance(given, float) else str(given)
     if GSM_MARK in answer:
@@ -107,7 +118,8 @@ def _math_parts(record: dict[str, Any]) -> tuple[str, str, str]:
     return answer.strip(), solution if isinstance(solution, str) else "", ""
 
 
-def _code_parts(record: dict[str, Any]) -> tuple[str, str, str]:
+def code_parts(record: Mapping[str, Any]) -> tuple[str, str, str]:
+    """(tests, solution, the module that the tests import); likewise."""
     tests, module = record.get("test_list", record.get("tests")), record.get("module_file")
     parts = [record.get("test_setup_code") or "", *tests] if isinstance(tests, list) else [tests]
     lines = [part for part in parts if isinstance(part, str)]
@@ -120,8 +132,7 @@ def check_solution(seed: Seed, text: str) -> str:
     """The reason to reject a worked solution of a seed; empty where it is right. Raises ValueError for code on a
     machine without a sandbox."""
     if seed.kind == CODE:
-        blocks = re.findall(r"```(?:python)?[^\n]*\n(.*?)```", text, re.DOTALL)
-        verdict = judge_solution("\n".join(blocks) if blocks else text, seed.answer, seed.module)
+        verdict = judge_solution(program_of(text), seed.answer, seed.module)
         return {PASSED: "", UNVERIFIABLE: "unverifiable_tests"}.get(verdict, "tests_failed")
     if false_annotations(text):
         return "false_calculation"

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tasks.data.seeds.problem_kinds import CODE
 from tasks.data.seeds.rate_limit import RateLimit
-from tasks.data.seeds.seed_problems import CODE, Seed
+from tasks.data.seeds.seed_problems import Seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress, Record, step
 from tasks.data.records.documents import document_id
-from tasks.data.seeds.seed_problems import MATH, Seed, check_solution, conversation, read_seeds
+from tasks.data.seeds.problem_kinds import MATH
+from tasks.data.seeds.seed_problems import Seed, check_solution, conversation, read_seeds
 from tasks.data.seeds.seed_programs import NoProgramError, read_program
 from tasks.data.seeds.seed_variations import check_variation, seed_variations
 from tasks.data.seeds.verify_solutions import CHATS, REJECTED, counts, stated_solution, write_rows, written_solution

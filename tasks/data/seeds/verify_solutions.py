@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from infra.step import Output, Progress, Record, step
 from tasks.data.records.documents import CHAT_COLUMNS, arrow_schema
 from tasks.data.seeds.math_answers import without_annotations
-from tasks.data.seeds.seed_problems import CODE, Seed, check_solution, conversation, read_seeds
+from tasks.data.seeds.problem_kinds import CODE
+from tasks.data.seeds.seed_problems import Seed, check_solution, conversation, read_seeds
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ shard_documents writes them. Held-out conversations are left out.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, step
@@ -19,7 +19,6 @@ from tasks.data.shards.tokenize_parts import SHARD_COLUMNS
 
 if TYPE_CHECKING:
     from configs.schema import ShardRecipe, SparkResources
-    from tasks.data.chats.collect_chats import CollectedChats
     from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 
 
@@ -34,13 +33,14 @@ class ChatShards(TokenShards):
 )
 def shard_chats(
     *,
-    chats: Artifact[CollectedChats],
+    chats: Artifact[Any],
     tokenizer: Artifact[TrainedTokenizer],
     recipe: ShardRecipe,
     resources: SparkResources,
     output: Output,
 ) -> ChatShards:
-    """Tokenize in executors; the bytes do not depend on the number of partitions and cores."""
+    """Tokenize in executors; the bytes do not depend on the number of partitions and cores. `chats` holds
+    conversations as collect_chats leaves them."""
     from pyspark.sql import functions as F
 
     spark, files = spark_session(resources), chats.files("chats/*.parquet")

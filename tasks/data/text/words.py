@@ -3,17 +3,21 @@ no Spark.
 
 A word is a maximal run of letters, digits, marks and underscores, in lower case; a character of a script that is
 written without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) is a word of its own. A word's hash is that of its
-code points, whatever the batch.
+code points, whatever the batch. The pass over the code points is compiled (words.cpp).
 """
 
 from __future__ import annotations
 
+import ctypes
 import unicodedata
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from model.kernels.native_library import array_pointers, load_library
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     U64 = NDArray[np.uint64]
     I64 = NDArray[np.int64]
 
+SOURCE = Path(__file__).with_suffix(".cpp")
 SEPARATOR, LETTER, NUMBER, SINGLE, OPERATOR = 0, 1, 2, 3, 4
 """Classes of code points; NUMBER: characters that continue a word without being a letter: digits, marks, underscore."""
 OPERATORS = "+-*/=<>^%"
@@ -76,26 +81,22 @@ def split_words(texts: Sequence[str], with_operators: bool = False, with_signs: 
     """The words of each text; with `with_signs` every visible character between words is one, too."""
     points, text_starts = code_points(texts)
     classes, lower = _tables()
-    kinds = classes[points]
-    is_first, is_last = _text_ends(text_starts)
-    is_own_word = kinds == SINGLE
-    if with_operators:
-        signs = kinds == OPERATOR
-        is_own_word |= signs & ~_shifted(signs, 1, is_first) & ~_shifted(signs, -1, is_last)
-    if with_signs:
-        is_own_word |= ((kinds == SEPARATOR) | (kinds == OPERATOR)) & _visible()[points]
-    inside = (kinds == LETTER) | (kinds == NUMBER) | is_own_word
-    joined = inside & ~is_own_word
-    begins = inside & ~(joined & _shifted(joined, 1, is_first))
-    ends = inside & ~(joined & _shifted(joined, -1, is_last))
-    starts, stops = np.flatnonzero(begins), np.flatnonzero(ends) + 1
-    hashes = mix(span_hashes(lower[points], starts, stops))
-    letters = np.zeros(len(kinds) + 1, dtype=np.int32)
-    np.cumsum((kinds == LETTER) | (kinds == SINGLE), out=letters[1:], dtype=np.int32)
-    has_letter = letters[stops] > letters[starts]
-    return Words(
-        hashes, stops - starts, np.searchsorted(starts, text_starts), kinds[starts] == SINGLE, has_letter, starts
+    hashes, offsets = np.empty(len(points), np.uint64), np.empty(len(text_starts), np.int64)
+    lengths, starts = np.empty((2, len(points)), np.int64)
+    is_single, has_letter = np.empty((2, len(points)), np.bool_)
+    cut = load_library(SOURCE).cut_words
+    cut.restype = ctypes.c_int64
+    num_words = cut(
+        *array_pointers(points, text_starts),
+        ctypes.c_int64(len(texts)),
+        *array_pointers(classes, lower, _visible() if with_signs else None),
+        ctypes.c_int(with_operators),
+        *array_pointers(hashes, lengths, starts, is_single, has_letter, offsets),
     )
+    hashes, lengths, is_single, has_letter, starts = (
+        column[:num_words].copy() for column in (hashes, lengths, is_single, has_letter, starts)
+    )
+    return Words(hashes, lengths, offsets, is_single, has_letter, starts)
 
 
 def joined_words(parts: Sequence[Words]) -> Words:
@@ -103,20 +104,6 @@ def joined_words(parts: Sequence[Words]) -> Words:
     offsets = np.concatenate(([0], np.cumsum(np.concatenate([part.counts for part in parts]))))
     names = ("hashes", "lengths", "is_single", "has_letter", "starts")
     return Words(offsets=offsets, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-
-def _text_ends(text_starts: I64) -> tuple[I64, I64]:
-    """Positions of the first and of the last code point of each text that has any."""
-    filled = np.diff(text_starts) > 0
-    return text_starts[:-1][filled], text_starts[1:][filled] - 1
-
-
-def _shifted(values: NDArray[np.bool_], by: int, outside: I64) -> NDArray[np.bool_]:
-    """The value of the code point before (by 1) or after (by -1) each one; False at the positions `outside`, where the
-    neighbour belongs to another text."""
-    moved = np.roll(values, by)
-    moved[outside] = False
-    return moved
 
 
 def span_hashes(values: NDArray[np.uint32], starts: I64, stops: I64) -> U64:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model.kernels.native_library import load_library
+from model.kernels.native_library import array_pointers, load_library
 from model.text.tokenizer_layout import byte_characters
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -62,7 +62,9 @@ def learn_merges(
     byte_ids = np.array([alphabet.index(character) for character in characters], dtype=np.int32)
     library = _library()
     folder = str(room.directory or "").encode()
-    learner = ctypes.c_void_p(library.open_learner(ctypes.c_int64(room.memory_bytes), folder, _pointer(byte_ids)))
+    learner = ctypes.c_void_p(
+        library.open_learner(ctypes.c_int64(room.memory_bytes), folder, *array_pointers(byte_ids))
+    )
     if not learner:
         raise NoRoomError(_no_room(room, 0))
     try:
@@ -70,7 +72,12 @@ def learn_merges(
             _add(learner, table, room)
         # Two pairs may give the same token, so there can be more merges than tokens; twice as many were never seen.
         merges = np.empty((2 * num_tokens + 16, 3), dtype=np.int32)
-        arguments = ctypes.c_int64(num_tokens), ctypes.c_int64(min_count), _pointer(merges), ctypes.c_int64(len(merges))
+        arguments = (
+            ctypes.c_int64(num_tokens),
+            ctypes.c_int64(min_count),
+            *array_pointers(merges),
+            ctypes.c_int64(len(merges)),
+        )
         num_merges = _checked(learner, library.learn_merges(learner, *arguments), room)
     finally:
         library.close_learner(learner)
@@ -80,7 +87,7 @@ def learn_merges(
 def _add(learner: ctypes.c_void_p, table: WordTable, room: Room) -> None:
     text = np.ascontiguousarray(table.text, np.uint8)
     starts, counts = (np.ascontiguousarray(array, np.int64) for array in (table.starts, table.counts))
-    status = _library().add_words(learner, *map(_pointer, (text, starts, counts)), ctypes.c_int64(len(counts)))
+    status = _library().add_words(learner, *array_pointers(text, starts, counts), ctypes.c_int64(len(counts)))
     _checked(learner, status, room)
 
 
@@ -119,7 +126,3 @@ def _no_room(room: Room, in_files: int) -> str:
         f"{in_files / 2**20:,.0f} MiB, "
         "do not hold the arrays of the merge learner"
     )
-
-
-def _pointer(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
     from tokenizers import Tokenizer
 
+    from configs.schema import TokenizerRecipe
+
 MODEL_FILE = "tokenizer.model"
 BLANK = "▁"
 UNKNOWN = "<unk>"
@@ -27,7 +29,7 @@ MODEL_TYPES = {"sentencepiece_bpe": "bpe", "sentencepiece_unigram": "unigram"}
 
 
 def train_sentencepiece(
-    texts: list[str], kind: str, num_ordinary_tokens: int, special_tokens: tuple[str, ...], model_path: Path
+    texts: list[str], recipe: TokenizerRecipe, special_tokens: tuple[str, ...], model_path: Path
 ) -> Tokenizer:
     """Train on the lines of texts, write SentencePiece's model, and return it as a tokenizer of `tokenizers`.
 
@@ -39,8 +41,9 @@ def train_sentencepiece(
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=chain.from_iterable(text.split("\n") for text in texts),
             model_writer=model,
-            model_type=MODEL_TYPES[kind],
-            vocab_size=num_ordinary_tokens,
+            model_type=MODEL_TYPES[recipe.kind],
+            vocab_size=recipe.num_ordinary_tokens,
+            split_digits=recipe.split_digits,
             byte_fallback=True,
             normalization_rule_name="identity",
             add_dummy_prefix=False,
@@ -56,12 +59,12 @@ def train_sentencepiece(
         )
     except RuntimeError as error:
         raise ValueError(
-            f"SentencePiece cannot learn tokenizer.num_ordinary_tokens {num_ordinary_tokens} from this sample "
+            f"SentencePiece cannot learn tokenizer.num_ordinary_tokens {recipe.num_ordinary_tokens} from this sample "
             f"({error}): "
             "lower it, raise tokenizer.sample_chars or bring more text"
         ) from error
     model_path.write_bytes(_with_exact_scores(model.getvalue()))
-    tokenizer = as_tokenizer(sentencepiece.SentencePieceProcessor(model_file=str(model_path)), kind)
+    tokenizer = as_tokenizer(sentencepiece.SentencePieceProcessor(model_file=str(model_path)), recipe.kind)
     tokenizer.add_tokens(added_tokens(special_tokens))
     return tokenizer
 

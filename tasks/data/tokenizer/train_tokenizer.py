@@ -111,14 +111,12 @@ def train_tokenizer(
     num_words = 0
     if recipe.kind == "bpe":
         directory = output.path("words")
-        num_words = _count_words(sample, recipe.min_word_count, directory)
+        num_words = _count_words(sample, recipe, directory)
         tokenizer = _learn(directory, recipe.num_ordinary_tokens, specials, resources.driver_array_bytes)
         shutil.rmtree(directory)
     else:
         texts = sample.select("id", "text").toArrow().sort_by("id").column("text").to_pylist()
-        tokenizer = train_sentencepiece(
-            texts, recipe.kind, recipe.num_ordinary_tokens, specials, output.path(MODEL_FILE)
-        )
+        tokenizer = train_sentencepiece(texts, recipe, specials, output.path(MODEL_FILE))
     tokenizer.save(str(output.path("tokenizer.json")))
     write_companions(tokenizer, specials, output)
     # Drawn from the other end of the hashes: text outside the sample, unless the sample is the whole corpus.
@@ -155,12 +153,16 @@ def _chars_by(counted: dict[Cell, tuple[int, int]], axis: int) -> dict[str, int]
     return {name: sum(num_chars for cell, (_, num_chars) in counted.items() if cell[axis] == name) for name in names}
 
 
-def _count_words(sample: DataFrame, min_count: int, directory: Path) -> int:
-    """Write distinct words and their counts into a directory, in any order: merges do not depend on it."""
+def _count_words(sample: DataFrame, recipe: TokenizerRecipe, directory: Path) -> int:
+    """Write distinct words and their counts into a directory, in any order: merges do not depend on it. Numbers are
+    words of their own: where digits are split, they give no merge."""
     from pyspark.sql import functions as F
 
     counted = sample.select("text").mapInArrow(partial(count_words), WORD_COLUMNS)
-    summed = counted.groupBy("word").agg(F.sum("num_words").alias("num_words")).where(F.col("num_words") >= min_count)
+    summed = counted.groupBy("word").agg(F.sum("num_words").alias("num_words"))
+    summed = summed.where(F.col("num_words") >= recipe.min_word_count)
+    if recipe.split_digits:
+        summed = summed.where(~F.col("word").rlike(r"^\p{N}+$"))
     directory.mkdir()
     parcels = summed.mapInArrow(pack_words, "words binary").toLocalIterator(prefetchPartitions=True)
     write_words((bytes(row["words"]) for row in parcels), directory)

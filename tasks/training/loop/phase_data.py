@@ -1,9 +1,10 @@
-"""The data that a phase trains on, step by step: packed rows, read ahead, or answers that it samples itself."""
+"""The data that a phase trains on, step by step: packed rows, read ahead, preference pairs, or answers that it samples
+itself."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,18 +14,21 @@ from configs.schema import PolicyObjective
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.packing.packed_rows import PackedRows
 from tasks.training.loop.batches import Rows, read_micro_batches, refuse_foreign_tokens
+from tasks.training.loop.pair_data import PairData
 from tasks.training.loop.prefetch import Prefetcher
 from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.sequence_parallel import own_parts
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.plan.answer_batches import answers_at_once
-from tasks.training.policy.policy import policy_batches
-from tasks.training.policy.rollouts import Prompt, PromptOrder, describe_groups, policy_model, sample_answers
+from tasks.training.policy.policy import AnswerRows, policy_updates, target_log_probabilities
+from tasks.training.policy.prompt_order import Prompt, PromptOrder
+from tasks.training.policy.rollouts import describe_groups, policy_model, sample_answers
 from tasks.training.schedule.schedules import StepPlan, plan_step
 from tasks.training.state.job import TrainingJob
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from configs.schema import TrainingRecipe
     from model.architecture.transformer import Glm4Moe
@@ -40,6 +44,8 @@ MAX_EVIDENCE_PIECES = 1000
 class StepData:
     micro_batches: list[MicroBatch]
     """None where a step has nothing to learn: no optimizer step is taken then."""
+    later_updates: Sequence[Callable[[], list[MicroBatch]]] = ()
+    """What makes the micro-batches of further optimizer updates of the step, each after the one before was taken."""
     metrics: dict[str, float] = field(default_factory=dict)
     rollouts: list[dict[str, object]] = field(default_factory=list)
     """Lines of rollouts.jsonl."""
@@ -104,7 +110,7 @@ class PolicyData:
         assert isinstance(job.recipe.objective, PolicyObjective), job.recipe.objective
         self.job, self.model, self.objective = job, model, job.recipe.objective
         self.tokenizer = tokenizer_for_text(job.tokenizer_path)
-        self.prompts = PromptOrder(Path(job.prompts_path), job.recipe.seed)
+        self.prompts = PromptOrder(Path(job.prompts_path), self.tokenizer, job.recipe)
 
     def read(self, plan: StepPlan, step: int) -> StepData:
         prompts = self._prompts_of(plan)
@@ -116,11 +122,17 @@ class PolicyData:
         )
         seconds = time.perf_counter() - started
         num_sequences = self.job.resources.micro_batch_sequences
-        batches, metrics = policy_batches(
-            model, rollouts, self.objective, num_sequences, self.model.lm_head.weight.device
+
+        def log_probabilities(rows: AnswerRows) -> Tensor:
+            now = policy_model(self.model, self.job.recipe.dtype)
+            return target_log_probabilities(now, rows, self.objective.temperature, num_sequences)
+
+        updates, metrics = policy_updates(
+            log_probabilities, rollouts, self.objective, num_sequences, self.model.lm_head.weight.device
         )
         described = describe_groups(rollouts, self.objective.samples_per_prompt, LOGGED_GROUPS, step)
-        return StepData(batches, {**metrics, "rollout_seconds": seconds}, described)
+        metrics["rollout_seconds"] = seconds
+        return StepData(updates[0]() if updates else [], updates[1:], metrics, described)
 
     def describe(self, plan: StepPlan) -> list[dict[str, object]]:
         pieces: list[dict[str, object]] = [{"prompt_id": prompt.id} for prompt in self._prompts_of(plan)]
@@ -134,11 +146,20 @@ class PolicyData:
         pass
 
 
+class PreferenceData(PairData):
+    """The pairs of each step as a step's data."""
+
+    def read(self, plan: StepPlan, step: int) -> StepData:
+        return StepData(self.micro_batches(plan))
+
+
 def open_phase_data(job: TrainingJob, trainable: Trainable) -> PhaseData:
     """Raises ValueError where the packed rows hold less than the budget, or rows of another length."""
     recipe = job.recipe
     if isinstance(recipe.objective, PolicyObjective):
         return PolicyData(job, trainable.model)
+    if recipe.reads_pairs:
+        return PreferenceData(job, trainable)
     rows = PackedRows(job.packed, job.shards, BlockReader())
     packed_dir = job.packed[0].directory
     if rows.sequence_length != recipe.sequence_length:

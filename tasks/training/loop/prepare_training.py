@@ -1,4 +1,4 @@
-"""Builds model, optimizer and engine of a job at the run's position, on any topology; and writes them back to disk.
+"""Builds model, optimizer and engine of a job at the run's position, on any topology.
 
 Order matters: all ranks build the same model from the same seed, load whole tensors, and only then keep their part of
 it.
@@ -6,9 +6,8 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,9 @@ from torch import Tensor, nn
 from configs.schema import OptimizerRecipe, PolicyObjective, TrainingResources
 from model.architecture.adapters import add_adapters, is_frozen
 from model.architecture.transformer import Glm4Moe
+from model.device import open_device
 from model.formats.checkpoint_names import checkpoint_shapes
+from model.formats.hf_checkpoint import is_reward_model, read_config
 from model.optimizer.optimizer import build_optimizer
 from tasks.training.parallel.deepspeed_config import deepspeed_config
 from tasks.training.parallel.expert_parallel import divide_experts
@@ -31,14 +32,13 @@ from tasks.training.parallel.tensor_parallel import divide_matrices
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.parallel.whole_matrices import WholeMatrices
 from tasks.training.plan.launch_rules import refuse_impossible_training
-from tasks.training.state.checkpoints import find_checkpoint, finish_checkpoint, start_checkpoint, write_files
+from tasks.training.state.checkpoints import find_checkpoint
 from tasks.training.state.initial_weights import InitialWeights
 from tasks.training.state.job import TrainingJob
+from tasks.training.state.node_checkpoints import finish_uploads, on_first_rank
 from tasks.training.state.position import PolicyProgress, Position
-from tasks.training.state.state import dump_state, load_frozen, load_master, load_state, random_state_hex, read_position
-from tasks.training.state.tensor_sources import FreshAdapters, open_weights
-
-Result = TypeVar("Result")
+from tasks.training.state.state import load_frozen, load_master, load_state, random_state_hex, read_position
+from tasks.training.state.tensor_sources import FreshAdapters, RewardModelStart, TensorSource, open_weights
 
 
 def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
@@ -47,11 +47,11 @@ def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
     refuse_impossible_training(recipe, resources)
     ranks = connect_ranks(resources)
     with torch.device("meta"):
-        model = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta)
+        model = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta, is_scored=recipe.is_scored)
         add_adapters(model, recipe.adapter)
     shapes = checkpoint_shapes(model)
     divide_model(model, ranks, resources)
-    materialize(model, get_device(), frozen_dtype=getattr(torch, recipe.dtype))
+    materialize(model, open_device(resources.device), frozen_dtype=getattr(torch, recipe.dtype))
     trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
     return trainable, restore_state(job, trainable, shapes)
 
@@ -112,23 +112,16 @@ def build_trainable(
     return Trainable(engine, model, optimizer, ranks)
 
 
-def get_device() -> torch.device:
-    from deepspeed.accelerator import get_accelerator
-
-    accelerator = get_accelerator()
-    assert accelerator is not None
-    return torch.device(accelerator.current_device_name())
-
-
 def restore_state(job: TrainingJob, trainable: Trainable, shapes: dict[str, torch.Size]) -> Position:
     """The newest verified checkpoint of this run, else the start state, else random weights. `shapes` are those of the
     undivided model's tensors, under checkpoint names."""
     recipe = job.recipe
+    finish_uploads(job)
     checkpoint_dir, problems = on_first_rank(lambda: find_checkpoint(Path(job.work_dir)))
     for problem in problems:
         if dist.get_rank() == 0:
             print(f"{problem}: falling back to {checkpoint_dir or 'the start of the phase'}", flush=True)
-    start = open_weights(Path(job.start_dir), Path(job.start_weights_dir), recipe.model) if job.start_dir else None
+    start = _open_start(job, shapes) if job.start_dir else None
     described = f"the state in {job.start_dir}"
     if recipe.adapter.kind != "none":
         assert start is not None, "train_phase refused adapters without weights"
@@ -168,44 +161,16 @@ def restore_state(job: TrainingJob, trainable: Trainable, shapes: dict[str, torc
     )
 
 
+def _open_start(job: TrainingJob, shapes: dict[str, torch.Size]) -> TensorSource:
+    state_dir, weights_dir, recipe = Path(job.start_dir), Path(job.start_weights_dir), job.recipe
+    if not recipe.is_scored or is_reward_model(weights_dir):
+        return open_weights(state_dir, weights_dir, recipe.model)
+    language_model = open_weights(state_dir, weights_dir, read_config(weights_dir))
+    return RewardModelStart(shapes, language_model, recipe.model, recipe.seed)
+
+
 def load_checkpoint(trainable: Trainable, checkpoint_dir: Path) -> Position:
     """Replace the present state by that of a checkpoint and return its position; all ranks call it."""
     position = read_position(checkpoint_dir)
     load_state(trainable, checkpoint_dir, position)
     return position
-
-
-def save_state(
-    job: TrainingJob, trainable: Trainable, position: Position, protected_steps: Collection[int] = ()
-) -> None:
-    """Commit a checkpoint; all ranks call it. The checkpoints of the protected steps are kept. Raises OSError, on all
-    ranks, where one could not write: the checkpoint before stays."""
-    work_dir = Path(job.work_dir)
-    temporary = on_first_rank(lambda: start_checkpoint(work_dir, position.step))
-    try:
-        written: dict[str, str] | str = write_files(temporary, dump_state(trainable, position))
-    except OSError as error:
-        written = str(error)
-    by_rank: list[dict[str, str] | str] = [{}] * dist.get_world_size()
-    dist.all_gather_object(by_rank, written)
-    checksums: dict[str, str] = {}
-    for rank, files in enumerate(by_rank):
-        if isinstance(files, str):
-            raise OSError(
-                f"checkpoint of step {position.step}: rank {rank} could not write it ({files}); the one before it "
-                f"is kept"
-            )
-        checksums |= files
-    on_first_rank(
-        lambda: finish_checkpoint(
-            work_dir, position.step, checksums, job.resources.num_kept_checkpoints, protected_steps
-        )
-    )
-
-
-def on_first_rank(function: Callable[[], Result]) -> Result:
-    """What rank 0 got, on all ranks; its error is raised there, and the others wait for their end."""
-    results: list[Result | None] = [function() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(results, src=0)
-    result = results[0]
-    return result  # pyright: ignore[reportReturnType]

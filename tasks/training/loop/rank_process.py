@@ -10,6 +10,7 @@ import sys
 import torch
 import torch.distributed as dist
 
+from model.device import open_device
 from tasks.training.state.job import TrainingJob
 
 
@@ -30,9 +31,9 @@ class Interruption:
 
 
 def configure_process(job: TrainingJob) -> None:
-    """Fixed threads, deterministic kernels, process group, quiet libraries."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(job.recipe.num_threads)
+    """The rank's device, fixed threads, deterministic kernels, process group, quiet libraries."""
+    if open_device(job.resources.device).type == "cpu":
+        torch.set_num_threads(job.recipe.num_threads)
     torch.use_deterministic_algorithms(True)
     # With NaN, as deterministic algorithms would: it costs time, and nothing here reads such memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]

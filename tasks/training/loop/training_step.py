@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,6 +66,15 @@ class StepResult:
     """Positions that held a document's token, over all ranks: gaps of packed rows are left out."""
     squared_lengths: int
     """Of the documents, or rows, inside which attention stays: its products grow with this number."""
+
+    def after(self, before: StepResult) -> StepResult:
+        """This update's result, with the work of the updates of the same step before it."""
+        return replace(
+            self,
+            optimizer_seconds=before.optimizer_seconds + self.optimizer_seconds,
+            num_positions=before.num_positions + self.num_positions,
+            squared_lengths=before.squared_lengths + self.squared_lengths,
+        )
 
 
 def pass_over(recipe: TrainingRecipe, plan: StepPlan, losses: StepLosses) -> StepResult:
@@ -160,9 +169,9 @@ def accumulate_gradients(
 
 
 @torch.no_grad()
-def sum_next_token_losses(trainable: Trainable, groups: Sequence[Sequence[MicroBatch]]) -> list[float]:
-    """Per group of micro-batches the summed cross-entropy of its targets in nats, over all ranks; every rank gives the
-    same number of batches."""
+def sum_losses(trainable: Trainable, groups: Sequence[Sequence[MicroBatch]]) -> list[float]:
+    """Per group of micro-batches the summed cross-entropy of its targets in nats, or the summed loss of its pairs, over
+    all ranks; every rank gives the same number of batches."""
     is_divided, model = trainable.ranks.pipeline.size > 1, trainable.model
     # ZeRO 3 gathers parameters in the order of the last pass, and stages wait for each other's tensors: every pass is
     # alike.

@@ -20,7 +20,7 @@ import torch
 from configs.files.block_reader import BlockReader
 from model.architecture.losses import IGNORED
 from tasks.data.shards.stored_shard import StoredShard, open_shards
-from tasks.training.loop.training_step import sum_next_token_losses
+from tasks.training.loop.training_step import sum_losses
 from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.sequence_parallel import own_parts
 from tasks.training.parallel.trainable import Trainable
@@ -68,7 +68,7 @@ class HeldOut:
     def measure(self, trainable: Trainable, step: int) -> Measurement:
         """All ranks call it and get the same numbers; weights, moments and random state stay as they are."""
         axis = trainable.ranks.data
-        sums = sum_next_token_losses(
+        sums = sum_losses(
             trainable,
             [
                 own_parts(self._batches(rows, axis.rank, axis.size, trainable.device), trainable.ranks)

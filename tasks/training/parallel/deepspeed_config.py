@@ -53,7 +53,7 @@ def deepspeed_config(resources: TrainingResources, dtype: Literal["float32", "bf
 
 
 def _zero(resources: TrainingResources) -> dict[str, Any]:
-    offloaded = {"nvme_path": resources.nvme_dir, "pin_memory": True, "buffer_count": 4}
+    offloaded = {"nvme_path": resources.node_dir, "pin_memory": True, "buffer_count": 4}
     return {
         "stage": resources.zero_stage,
         "contiguous_gradients": True,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model.architecture.losses import IGNORED
 from model.architecture.mtp import mtp_targets
+from model.architecture.preferences import Preference
 from tasks.data.packing.packed_rows import NO_SEGMENT
 
 
@@ -32,6 +33,8 @@ class MicroBatch:
 
     mtp_target_ids_BT: Tensor | None = None
     """The token after the next, or IGNORED; None where it follows from the other tensors, which hold whole rows."""
+    preference: Preference | None = None
+    """Makes neighbouring rows pairs, whose loss is trained instead of cross-entropy."""
 
     @property
     def model_arguments(self) -> dict[str, Any]:
@@ -42,6 +45,7 @@ class MicroBatch:
             "target_weights_BT": self.weights_BT,
             "temperature": self.temperature,
             "mtp_target_ids_BT": self.mtp_target_ids_BT,
+            "preference": self.preference,
         }
 
     @property
@@ -63,6 +67,9 @@ class MicroBatch:
 
     @property
     def num_lm_targets(self) -> int:
+        """Terms of the first loss's mean: targets, or pairs."""
+        if self.preference is not None:
+            return self.num_rows // 2
         return int((self.target_ids_BT != IGNORED).sum())
 
     @property

@@ -5,10 +5,11 @@ Each refusal names the fix.
 
 from __future__ import annotations
 
-from configs.schema import PolicyObjective, TrainingRecipe, TrainingResources
+from configs.schema import JobResources, PolicyObjective, TrainingRecipe, TrainingResources
 from tasks.training.plan.topology import impossible_topology
+from tasks.training.plan.worlds import refuse_no_smaller_world
 
-OBJECTIVES = ("pretrain", "sft", "grpo")
+OBJECTIVES = ("pretrain", "sft", "rejection_sampling", "reward", "dpo", "grpo", "gspo")
 QUEUE_OF_LAUNCHER = {"ssh": ("hostfile",), "kubernetes": ("image", "volume_claim")}
 DEVICES = ("cpu",)
 
@@ -27,9 +28,7 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
         reasons.append(f"objective {kind} cannot be trained, only {', '.join(OBJECTIVES)} can")
     if recipe.adapter.kind != "none":
         reasons += untrainable_adapter(recipe, resources)
-    for name in QUEUE_OF_LAUNCHER.get(resources.launcher, ()):
-        if not getattr(resources.queue, name):
-            reasons.append(f"launcher {resources.launcher} needs queue.{name}: set it in the phase's resources")
+    reasons += incomplete_queue(resources)
     if resources.device not in DEVICES:
         reasons.append(f"device {resources.device} is not available, ranks compute on CPUs: set device to {DEVICES[0]}")
     if isinstance(recipe.objective, PolicyObjective) and resources.num_ranks > 1:
@@ -39,12 +38,49 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
             f"zero_stage {resources.zero_stage} cannot train {kind}, whose answers are sampled from undivided "
             f"weights: set zero_stage to 0"
         )
+    if recipe.reads_pairs:
+        reasons += untrainable_pairs(recipe, resources)
+    return [*reasons, *refuse_no_smaller_world(recipe, resources)]
+
+
+def untrainable_pairs(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
+    """Every reason against training on preference pairs in this phase."""
+    kind = recipe.objective.kind
+    reasons = [
+        f"{axis} {getattr(resources, axis)} cannot train {kind}, whose pairs are compared in one pass over whole rows: "
+        f"set {axis} to 1"
+        for axis in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+        if getattr(resources, axis) > 1
+    ]
+    if resources.zero_stage == 3:
+        reasons.append(f"zero_stage 3 cannot train {kind}: set zero_stage to 2 or less")
+    if any(point.value for point in recipe.course.mtp_loss_weight):
+        reasons.append(
+            f"objective {kind} with an mtp_loss_weight above 0 would teach the MTP layer the rejected answers: set "
+            f"mtp_loss_weight to 0 in course {recipe.course.name}"
+        )
+    if recipe.adapter.kind != "none":
+        reasons.append(f"adapter.kind {recipe.adapter.kind} cannot train {kind}: set adapter.kind to none")
     return reasons
+
+
+def incomplete_queue(resources: JobResources) -> list[str]:
+    """What the launcher of a phase, or of another section, still has to know."""
+    return [
+        f"launcher {resources.launcher} needs queue.{name}: set it in the same resources"
+        for name in QUEUE_OF_LAUNCHER.get(resources.launcher, ())
+        if not getattr(resources.queue, name)
+    ]
 
 
 def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
     """Every reason against training an adapter in this phase."""
     adapter, reasons = recipe.adapter, []
+    if adapter.kind == "qlora":
+        reasons.append(
+            "adapter.kind qlora computes with frozen weights of 4 bits, for which no rank has kernels: set "
+            "adapter.kind to lora"
+        )
     if isinstance(recipe.objective, PolicyObjective):
         reasons.append(
             f"adapter.kind {adapter.kind} cannot train {recipe.objective.kind}, whose answers are sampled from the "
@@ -73,13 +109,12 @@ def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) ->
     return reasons
 
 
-def refuse_too_few_prompts(recipe: TrainingRecipe, num_prompts: int) -> None:
-    """Raises ValueError where a policy phase would ask its prompts more often than max_epochs."""
-    assert isinstance(recipe.objective, PolicyObjective), recipe.objective
-    num_groups = recipe.num_tokens // recipe.sequence_length // recipe.objective.samples_per_prompt
-    if num_groups > recipe.max_epochs * num_prompts:
+def refuse_too_few_pairs(recipe: TrainingRecipe, num_pairs: int) -> None:
+    """Raises ValueError where a phase would read its preference pairs more often than max_epochs."""
+    wanted = recipe.num_tokens // recipe.sequence_length // 2
+    if wanted > recipe.max_epochs * num_pairs:
         raise ValueError(
-            f"phase {recipe.phase}: {num_groups} groups of answers need {num_groups / num_prompts:.1f} passes over "
-            f"{num_prompts} prompts, "
-            f"max_epochs is {recipe.max_epochs}: raise it or synthesize.num_prompts, or lower num_tokens"
+            f"phase {recipe.phase}: {wanted} pairs need {wanted / max(1, num_pairs):.1f} passes over {num_pairs} "
+            f"pairs of at most sequence_length ({recipe.sequence_length}) tokens, max_epochs is {recipe.max_epochs}: "
+            f"raise it or sequence_length, lower num_tokens, or bring more files of role preference"
         )

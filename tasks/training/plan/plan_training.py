@@ -10,6 +10,7 @@ from model.architecture.counts import (
     count_trained,
     kv_cache_bytes_per_token,
     training_flops_per_token,
+    unembedding_saved,
 )
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.pipeline_stages import describe_stages
@@ -48,15 +49,12 @@ def plan_training(scale: Scale) -> Plan:
         ),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(scale.model.recipe),
         assumed_mfu=ASSUMED_MFU,
-        phases=tuple(
-            _plan_phase(scale, phase, scale.phases[number - 1].recipe.rope_theta if number else None)
-            for number, phase in enumerate(scale.phases)
-        ),
+        phases=tuple(_plan_phase(scale, phase) for phase in scale.phases),
     )
 
 
-def _plan_phase(scale: Scale, phase: PhaseSection, theta_before: float | None) -> PlannedPhase:
-    recipe, resources = scale.training_recipe(phase), phase.resources
+def _plan_phase(scale: Scale, phase: PhaseSection) -> PlannedPhase:
+    recipe, resources, start = scale.training_recipe(phase), phase.resources, scale.start_of(phase)
     steps = summarize_steps(recipe)
     frozen, attended = recipe.adapter.kind != "none", _attended_tokens(phase)
     flops = training_flops_per_token(recipe.model, attended, frozen, trains_mtp=trains_mtp(recipe)) * recipe.num_tokens
@@ -66,7 +64,8 @@ def _plan_phase(scale: Scale, phase: PhaseSection, theta_before: float | None) -
         name=recipe.phase,
         objective=recipe.objective.kind,
         adapter=recipe.adapter.kind,
-        trained_parameters=count_trained(recipe.model, recipe.adapter).total(recipe.model),
+        trained_parameters=count_trained(recipe.model, recipe.adapter).total(recipe.model)
+        - unembedding_saved(recipe.model) * recipe.is_scored,
         num_tokens=recipe.num_tokens,
         num_steps=steps.num_steps,
         sequence_length=recipe.sequence_length,
@@ -76,8 +75,9 @@ def _plan_phase(scale: Scale, phase: PhaseSection, theta_before: float | None) -
         peak_learning_rate=peak_rate,
         last_learning_rate=last_rate,
         rope_theta=recipe.rope_theta,
-        schedule=describe_schedule(recipe, theta_before),
-        mixture=_describe_mixture(phase.recipe.packing_recipe),
+        start="" if start is None else start.name,
+        schedule=describe_schedule(recipe, start),
+        mixture="preference pairs" if recipe.reads_pairs else _describe_mixture(phase.recipe.packing_recipe),
         attended_tokens=attended,
         trains_mtp=trains_mtp(recipe),
         training_flops=flops,

@@ -94,8 +94,10 @@ class PlannedPhase(BaseModel):
     """The highest of the phase's steps."""
     last_learning_rate: float
     rope_theta: float
+    start: str
+    """The phase that it starts from; empty for the first."""
     schedule: str
-    """Position on the course and what changes inside the phase, in words."""
+    """Its start, position on the course and what changes inside the phase, in words."""
     mixture: str
     """Share of tokens per domain, at every waypoint where there are several, and the weights of quality buckets."""
     attended_tokens: int

@@ -141,6 +141,14 @@ def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseStep
             f"{steps.smallest_at_tokens} tokens, it "
             f"has {steps.min_rows} sequences: lower num_ranks, widen another axis, or change num_tokens or the batch"
         )
+    if recipe.reads_pairs and (
+        any(rows % 2 for rows in (steps.first_rows, steps.min_rows, steps.max_rows)) or steps.min_rows < 2 * copies
+    ):
+        yield (
+            f"a step of {steps.min_rows} to {steps.max_rows} answers does not give each of {copies} data-parallel "
+            f"copies a pair: make batch tokens and num_tokens multiples of 2 x sequence_length, and at least "
+            f"{2 * copies} x sequence_length"
+        )
     slices = resources.tensor_parallel * resources.context_parallel
     if slices > 1 and (recipe.sequence_length % slices or recipe.sequence_length < 2 * slices):
         yield (

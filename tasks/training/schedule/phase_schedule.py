@@ -1,4 +1,4 @@
-"""Describes in words what changes along a phase: position on the course, RoPE base, batch growth, inner waypoints."""
+"""Describes in words what changes along a phase: start, position on the course, RoPE base, batch growth, waypoints."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from tasks.training.schedule.schedules import batch_rampup_tokens
 
 if TYPE_CHECKING:
-    from configs.schema import TrainingRecipe, Waypoint
+    from configs.schema import PhaseSection, TrainingRecipe, Waypoint
 
 
-def describe_schedule(recipe: TrainingRecipe, theta_before: float | None) -> str:
-    """`theta_before` is the RoPE base of the phase before it; None for the first. Positions are tokens of the
-    course."""
+def describe_schedule(recipe: TrainingRecipe, before: PhaseSection | None) -> str:
+    """`before` is the phase that it starts from; None for the first. Positions are tokens of the course."""
     start, stop, total = (
         recipe.course_start_tokens,
         recipe.course_start_tokens + recipe.num_tokens,
@@ -21,11 +20,11 @@ def describe_schedule(recipe: TrainingRecipe, theta_before: float | None) -> str
     )
     course = recipe.course
     parts = [f"tokens {start:,} .. {stop:,} of course {course.name} ({start / total:.1%} .. {stop / total:.1%})"]
-    changes = theta_before is not None and theta_before != recipe.rope_theta
-    parts.append(
-        f"RoPE base "
-        f"{f'{theta_before:,.0f} -> ' if changes else ''}{recipe.rope_theta:,.0f}{' from its start' if changes else ''}"
-    )
+    if before is not None:
+        parts.insert(0, f"starts from {before.name}")
+    changes = before is not None and before.recipe.rope_theta != recipe.rope_theta
+    earlier = f"{before.recipe.rope_theta:,.0f} -> " if before is not None and changes else ""
+    parts.append(f"RoPE base {earlier}{recipe.rope_theta:,.0f}{' from its start' if changes else ''}")
     warmup = round(course.warmup_share * total)
     if start < warmup:
         parts.append(f"learning rate warms up until {warmup:,}")

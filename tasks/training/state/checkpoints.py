@@ -1,9 +1,9 @@
 """Commits resumable state: checkpoints/step-NNNNNN/ plus `latest`, the name of the newest verified one.
 
-A commit writes to a temporary directory, fsyncs, adds checksums.json, renames, reads everything back and only then
-moves `latest`. So a crash or a full disk at any point leaves the previous checkpoint in place. Every commit carries
-the fencing number of the supervisor that started this process. If work/<key>/fencing holds a higher one, another
-supervisor has taken over and the commit is refused.
+A commit adds checksums.json to a temporary directory whose files are on the disk, renames it, reads everything back and
+only then moves `latest`. So a crash or a full disk at any point leaves the previous checkpoint in place. Every commit
+carries the fencing number of the supervisor that started this process. If work/<key>/fencing holds a higher one,
+another supervisor has taken over and the commit is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FencedError(RuntimeError):
 
 def start_checkpoint(work_dir: Path, step: int) -> Path:
     """An empty temporary directory, which ranks may fill together."""
-    temporary = _temporary(work_dir, step)
+    temporary = unfinished_dir_of(work_dir, step)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     return temporary
@@ -44,7 +44,7 @@ def write_files(temporary: Path, files: Iterable[tuple[str, bytes]]) -> dict[str
     for name, data in files:
         if failed is None:
             try:
-                write_durably(temporary / name, data)
+                (temporary / name).write_bytes(data)
             except OSError as error:
                 failed = error
         checksums[name] = hashlib.sha256(data).hexdigest()
@@ -59,7 +59,7 @@ def finish_checkpoint(
     """Verify what the ranks wrote, move `latest` to it and drop what need not be kept. Raises FencedError."""
     checkpoints_dir = work_dir / "checkpoints"
     target = checkpoints_dir / _name(step)
-    temporary = _temporary(work_dir, step)
+    temporary = unfinished_dir_of(work_dir, step)
     write_durably(temporary / CHECKSUMS, json.dumps(dict(sorted(checksums.items())), indent=1).encode())
     sync_directory(temporary)
     with _fenced(work_dir):
@@ -81,6 +81,12 @@ def finish_checkpoint(
         if other > target or _step_of(other) not in protected_steps:
             shutil.rmtree(other)
     return target
+
+
+def remove_unfinished(work_dir: Path) -> None:
+    """What a kill left of checkpoints that were being written."""
+    for temporary in (work_dir / "checkpoints").glob(".step-*"):
+        shutil.rmtree(temporary)
 
 
 def saved_steps(work_dir: Path) -> list[int]:
@@ -140,6 +146,11 @@ def find_damage(checkpoint_dir: Path) -> str:
         checksums: dict[str, str] = json.loads((checkpoint_dir / CHECKSUMS).read_text())
     except (OSError, ValueError) as error:
         return f"{CHECKSUMS} cannot be read: {error}"
+    return find_damage_among(checkpoint_dir, checksums)
+
+
+def find_damage_among(checkpoint_dir: Path, checksums: Mapping[str, str]) -> str:
+    """What differs between some files of a checkpoint and their checksums; empty if nothing."""
     for name, checksum in checksums.items():
         path = checkpoint_dir / name
         if not path.is_file():
@@ -154,7 +165,7 @@ def find_damage(checkpoint_dir: Path) -> str:
 def _fenced(work_dir: Path) -> Iterator[None]:
     """Hold the fencing file while the commit becomes visible: a new supervisor waits for this before it takes its
     number."""
-    own = int(os.environ.get(FENCING_VARIABLE, "0"))  # 0: started by hand, without a supervisor
+    own = own_fencing()
     descriptor = os.open(
         work_dir / "fencing", os.O_RDWR | os.O_CREAT
     )  # by flock, not filelock: the locked file holds the number
@@ -170,7 +181,12 @@ def _fenced(work_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _temporary(work_dir: Path, step: int) -> Path:
+def own_fencing() -> int:
+    """The number of the start that this process belongs to; 0: started by hand, without a supervisor."""
+    return int(os.environ.get(FENCING_VARIABLE, "0"))
+
+
+def unfinished_dir_of(work_dir: Path, step: int) -> Path:
     return work_dir / "checkpoints" / f".{_name(step)}"
 
 

@@ -46,9 +46,11 @@ def export_weights(job: TrainingJob, checkpoint_dir: Path, hf_dir: Path, adapter
     """Write a checkpoint's weights as a Hugging Face directory, in the phase's dtype, and its adapter if it has one."""
     recipe, dtype = job.recipe, getattr(torch, job.recipe.dtype)
     model = recipe.model.model_copy(update={"rope_theta": recipe.rope_theta})
-    config = config_dict(model, dtype=dtype, eos_token_ids=job.eos_token_ids, pad_token_id=job.pad_token_id)
+    config = config_dict(
+        model, dtype=dtype, eos_token_ids=job.eos_token_ids, pad_token_id=job.pad_token_id, is_scored=recipe.is_scored
+    )
     with torch.device("meta"):
-        shapes = dict(sorted(checkpoint_shapes(Glm4Moe(recipe.model)).items()))
+        shapes = dict(sorted(checkpoint_shapes(Glm4Moe(recipe.model, is_scored=recipe.is_scored)).items()))
     trained = StateFiles(checkpoint_dir, "master")
     if recipe.adapter.kind == "none":
         read = trained.tensor

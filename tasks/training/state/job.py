@@ -10,6 +10,9 @@ JOB_FILE = "training.json"
 ROLLOUTS_FILE = "rollouts.jsonl"
 """Sampled answers and rewards, for people: the first groups of each step."""
 
+WORLDS_FILE = "worlds.jsonl"
+"""With how many nodes each start of the job was submitted, and why, where nodes may be missing."""
+
 
 class TrainingJob(Frozen):
     """JOB.json of `python -m tasks.training.worker`. Paths are absolute; files of the store may be in S3."""
@@ -19,7 +22,7 @@ class TrainingJob(Frozen):
     work_dir: str
     """Checkpoints, metrics and logs of the run; a second start continues from them."""
     packed: tuple[StoredFile, ...]
-    """The packed order of the phase; none for a policy objective, which samples its rows."""
+    """The packed order of the phase; none for a policy objective, which samples its rows, and for pairs."""
     shards: tuple[StoredFile, ...]
     """The token shards that the order points into, with their indexes, masks and sidecars."""
     validation: tuple[StoredFile, ...]
@@ -28,6 +31,10 @@ class TrainingJob(Frozen):
     """Domain of each of their shards."""
     prompts_path: str
     """prompts.parquet of a policy objective, else empty."""
+    pairs_dir: str
+    """Directory of train.parquet and validation.parquet, the pairs of a reward or DPO objective, else empty."""
+    reference_path: str
+    """scores.parquet of the start on the same pairs for DPO, else empty."""
     tokenizer_path: str
     """tokenizer.json: prompts and answers as text, and how many bytes a validation token stands for."""
     start_dir: str

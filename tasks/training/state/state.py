@@ -9,6 +9,7 @@ the files hold the adapter; the frozen weights stay in the files that they came 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from tasks.training.parallel.ranks import Ranks
 from tasks.training.parallel.shards import axis_of, gather_whole, own_part, shard_of, whole_shape
 from tasks.training.state.position import Position
 from tasks.training.state.tensor_sources import StateFiles, TensorSource
+from tasks.training.state.unreached_tensors import FIRST_MOMENTS, UNREACHED
 
 if TYPE_CHECKING:
     from tasks.training.parallel.trainable import Trainable
@@ -50,7 +52,7 @@ def dump_state(trainable: Trainable, position: Position) -> Iterator[tuple[str, 
     first_number = ranks.pipeline.rank * _NUMBERS_PER_STAGE + 1
     for kind in ("master", *_OPTIMIZER_KINDS):
         for number, shard in enumerate(_shards(_whole_tensors(trainable, kind)), start=first_number):
-            yield f"{kind}-{number:05d}.safetensors", save(shard)
+            yield f"{kind}-{number:05d}.safetensors", save(shard, _described(shard, kind))
     if dist.get_rank() == 0:
         yield STATE_FILE, (position.model_dump_json(indent=1) + "\n").encode()
 
@@ -87,6 +89,14 @@ def _flat_state(trainable: Trainable, piece: Piece, kind: str) -> Tensor:
         return piece.master
     state = trainable.optimizer.ensure_state(piece.master, use_muon=kind == "momentum")
     return state[_OPTIMIZER_KINDS[kind]]
+
+
+def _described(shard: dict[str, Tensor], kind: str) -> dict[str, str] | None:
+    """Metadata of a file: of the first moments those tensors that are zero throughout, which no gradient reached."""
+    if kind not in FIRST_MOMENTS:
+        return None
+    unreached = sorted(name for name, tensor in shard.items() if not tensor.any())
+    return {UNREACHED: json.dumps(unreached)} if unreached else None
 
 
 def read_position(state_dir: Path) -> Position:

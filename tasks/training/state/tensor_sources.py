@@ -1,4 +1,5 @@
 """Where a rank's weights come from, under checkpoint names: a state directory, a Hugging Face one, or fresh adapters.
+A reward model takes its trunk from a language model, and a fresh scalar head.
 
 Fresh adapters follow PEFT: A uniform within 1 / sqrt(inputs), B zero, magnitudes the norms of the matrix's rows. Each
 tensor depends on the seed and its name only, so every topology starts from the same ones.
@@ -16,6 +17,8 @@ from torch import Tensor
 from configs.schema import ModelRecipe
 from model.architecture.adapters import LORA_B, MAGNITUDE
 from model.formats.hf_checkpoint import CheckpointTensors, open_safetensors
+
+SCORE = "score.weight"
 
 
 class TensorSource(Protocol):
@@ -81,6 +84,23 @@ class FreshAdapters:
             return torch.linalg.vector_norm(self.weights.read(matrix, self.shapes[matrix]), dim=1, dtype=torch.float32)
         bound = shape[-1] ** -0.5
         return torch.empty(shape).uniform_(-bound, bound, generator=generator_of(self.seed, name))
+
+
+class RewardModelStart:
+    """The trunk of a language model with a scalar head from N(0, initializer_range); its unembedding and MTP layer are
+    left out."""
+
+    def __init__(self, shapes: dict[str, torch.Size], weights: TensorSource, recipe: ModelRecipe, seed: int) -> None:
+        """`shapes` are those of the reward model's tensors under checkpoint names."""
+        self.shapes, self.weights, self.recipe, self.seed = shapes, weights, recipe, seed
+
+    def names(self) -> set[str]:
+        return set(self.shapes) & (self.weights.names() | {SCORE})
+
+    def read(self, name: str, shape: torch.Size) -> Tensor:
+        if name != SCORE:
+            return self.weights.read(name, shape)
+        return torch.empty(shape).normal_(0.0, self.recipe.initializer_range, generator=generator_of(self.seed, name))
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:

@@ -29,8 +29,12 @@ class TrainedCheckpoint(Record):
     num_parameters: int
     mean_reward: float | None
     """Over the last tenth of a policy objective's steps."""
+    num_long_prompts: int = 0
+    """Prompts of a policy objective that were left out: they leave no room for an answer in the window."""
     num_rollbacks: int
     """Spikes after which training went back and left rows out."""
+    unreached_tensors: tuple[str, ...] = ()
+    """Trainable tensors that no gradient reached on the course so far: experts without a token, or an error."""
     validation_bits_per_byte: dict[str, float]
     """By domain, of the weights that the phase left, as measured while it trained; empty where nothing was measured."""
     is_chat_trained: bool

@@ -1,17 +1,14 @@
-"""Writes metrics.jsonl, rollouts.jsonl and progress.json of a running job, on rank 0."""
+"""Writes metrics.jsonl and rollouts.jsonl of a running job, on rank 0."""
 
 from __future__ import annotations
 
 import json
 import resource
-import time
 from pathlib import Path
 
 import torch
 
 from configs.files.atomic_files import replacing
-
-PROGRESS_INTERVAL_SECONDS = 0.2
 
 
 class StepLog:
@@ -27,24 +24,6 @@ class StepLog:
     def append(self, lines: list[dict[str, object]]) -> None:
         with open(self.path, "a") as file:
             file.writelines(json.dumps(values, allow_nan=False) + "\n" for values in lines)
-
-
-class ProgressFile:
-    """Replaces progress.json (done, total, unit, message: infra/step.py's Progress), at most five times a second."""
-
-    def __init__(self, work_dir: Path, total_tokens: int) -> None:
-        self.path = work_dir / "progress.json"
-        self.total_tokens = total_tokens
-        self.written_at = 0.0
-
-    def write(self, num_tokens: int, message: str) -> None:
-        if num_tokens < self.total_tokens and time.monotonic() - self.written_at < PROGRESS_INTERVAL_SECONDS:
-            return
-        self.written_at = time.monotonic()
-        with replacing(self.path) as temporary:
-            temporary.write_text(
-                json.dumps({"done": num_tokens, "total": self.total_tokens, "unit": "tokens", "message": message})
-            )
 
 
 def peak_memory_bytes() -> int:

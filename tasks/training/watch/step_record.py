@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from configs.files.progress_file import ProgressFile
 from model.architecture.counts import training_flops_per_token
 from tasks.training.loop.phase_data import StepData
 from tasks.training.loop.training_step import StepResult
@@ -13,7 +14,7 @@ from tasks.training.schedule.schedules import StepPlan, trains_mtp
 from tasks.training.state.job import ROLLOUTS_FILE, TrainingJob
 from tasks.training.state.measurements import Measurement
 from tasks.training.state.position import Position
-from tasks.training.watch.metrics import ProgressFile, StepLog, peak_memory_bytes
+from tasks.training.watch.metrics import StepLog, peak_memory_bytes
 from tasks.training.watch.trackers import open_trackers
 
 METRICS_FILE = "metrics.jsonl"
@@ -27,9 +28,12 @@ class StepRecord:
         self._job = job
         self._metrics = StepLog(work_dir / METRICS_FILE, position.step)
         self._rollouts = StepLog(work_dir / ROLLOUTS_FILE, position.step) if position.policy is not None else None
-        self._progress = ProgressFile(work_dir, job.recipe.num_tokens)
+        self._progress = ProgressFile(work_dir)
         self._trackers = open_trackers(job, position.step)
         self._interval = _Interval()
+
+    def _show_progress(self, position: Position, message: str) -> None:
+        self._progress.write(position.num_tokens, self._job.recipe.num_tokens, "tokens", message)
 
     def waited(self, seconds: float) -> None:
         """For data."""
@@ -42,14 +46,14 @@ class StepRecord:
     def passed_over(self, position: Position) -> None:
         """A step that a spike left out has no line of its own."""
         self._interval.num_skipped += 1
-        self._progress.write(position.num_tokens, "passed over after a spike")
+        self._show_progress(position, "passed over after a spike")
 
     def taken(
         self, position: Position, plan: StepPlan, data: StepData, result: StepResult, measured: Measurement | None
     ) -> None:
         """The line of a step, where one is due: at the interval, at the phase's end, and of every measured step."""
         self._interval.add(plan, result)
-        self._progress.write(position.num_tokens, _message(result, data))
+        self._show_progress(position, _message(result, data))
         if self._rollouts is not None:
             self._rollouts.append(data.rollouts)
         is_last = position.num_tokens >= self._job.recipe.num_tokens

@@ -23,7 +23,9 @@ from tasks.data.decontamination.overlap import (
 )
 from tasks.data.privacy.mask_personal_data import MaskedDocuments
 from tasks.data.problems.synthesize_problems import synthesize_problems
+from tasks.data.prompts.collect_prompts import collect_prompts
 from tasks.data.records.documents import JSON_RECORD, PREPARED_COLUMNS, arrow_schema, document_id
+from tasks.data.seeds.verify_solutions import verify_solutions
 from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import list_sources
 from tests.support.data_inputs import RECIPE, RESOURCES, compute, prose, rows, write_jsonl
@@ -308,7 +310,10 @@ def decontaminated(tmp_path_factory):
         f"honest/{name}": text for name, text in HONEST.items()
     }
     documents = prepared(root, texts)
-    given = {"documents": documents, "synthetic": problems, "ingested": ingested}
+    sources = {"sources": list_sources(data)}
+    solutions = compute(verify_solutions, root, **sources)
+    prompts = compute(collect_prompts, root, **sources, synthetic=problems, solutions=solutions, recipe=RECIPE.prompts)
+    given = {"documents": documents, "synthetic": problems, "prompts": prompts, "ingested": ingested}
     return compute(decontaminate_documents, root, **given, recipe=recipe, resources=RESOURCES), problems
 
 
@@ -371,7 +376,8 @@ def test_a_prompt_of_reinforcement_learning_that_is_evaluated_is_dropped_and_nam
     evaluated = max(given, key=lambda row: len(row["prompt"]))
     (dropped,) = rows(made, "dropped_prompts.parquet")
     assert (dropped["id"], dropped["item"]) == (evaluated["id"], "bench/prompt.jsonl at 0")
-    assert rows(made, "prompts.parquet") == [row for row in given if row != evaluated]
+    left = [{key: row[key] for key in ("id", "prompt", "answer")} for row in rows(made, "prompts.parquet")]
+    assert left == [{key: row[key] for key in ("id", "prompt", "answer")} for row in given if row != evaluated]
     assert (made.record.num_prompts, made.record.num_dropped_prompts) == (len(given) - 1, 1)
 
 

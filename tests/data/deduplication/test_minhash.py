@@ -26,6 +26,7 @@ from tasks.data.deduplication.minhash import (
 )
 from tasks.data.records.parcels import PARCEL_BYTES, PARCEL_COLUMNS, id_numbers, id_range, id_strings, parcels, unpacked
 from tasks.data.records.parquet_parts import bucket_of
+from tasks.data.text.words import ngram_hashes, split_words
 from tests.support.data_inputs import RECIPE, RESOURCES, prose
 from tests.support.toy_steps import local_output
 
@@ -60,32 +61,39 @@ def near_copies() -> list[str]:
     ]
 
 
-def test_jaccard_counts_equal_plain_sets(monkeypatch):
+def test_jaccard_counts_equal_plain_sets():
     texts = near_copies()
     shingles, offsets = shingle_sets(texts, 5)
     sets = [set(shingles[offsets[number] : offsets[number + 1]].tolist()) for number in range(len(texts))]
     left, right = (side.ravel() for side in np.meshgrid(np.arange(0, 60, 7), np.arange(len(texts))))
-    for block in (1, 5000, 1 << 20):
-        monkeypatch.setattr("tasks.data.deduplication.minhash.BLOCK_COMPARED", block)
-        shared, union = jaccard_counts(shingles, offsets, left, right)
-        pairs = list(zip(left.tolist(), right.tolist(), strict=True))
-        assert shared.tolist() == [len(sets[low] & sets[high]) for low, high in pairs]
-        assert union.tolist() == [len(sets[low] | sets[high]) for low, high in pairs]
+    shared, union = jaccard_counts(shingles, offsets, left, right)
+    pairs = list(zip(left.tolist(), right.tolist(), strict=True))
+    assert shared.tolist() == [len(sets[low] & sets[high]) for low, high in pairs]
+    assert union.tolist() == [len(sets[low] | sets[high]) for low, high in pairs]
 
 
-def test_signatures_are_those_of_datasketch_whatever_the_blocks(monkeypatch):
+@pytest.mark.parametrize("num_permutations", [1, 64, 100])
+def test_signatures_are_those_of_datasketch(num_permutations):
     from datasketch import MinHash
 
     texts = [*near_copies()[:20], "", "...", "one", "two words", prose(7, 3000)]
     shingles, offsets = shingles_of(texts, 5)
     expected = []
     for number in range(len(texts)):
-        sketch = MinHash(num_perm=64, hashfunc=lambda value: value, scheme="affine32", seed=1)
+        sketch = MinHash(num_perm=num_permutations, hashfunc=lambda value: value, scheme="affine32", seed=1)
         sketch.update_batch([value >> 16 for value in shingles[offsets[number] : offsets[number + 1]].tolist()])
         expected.append(sketch.hashvalues)
-    for block in (1, 300, 1 << 16):
-        monkeypatch.setattr("tasks.data.deduplication.minhash.BLOCK_SHINGLES", block)
-        assert (signatures(shingles, offsets, permutations(64)) == np.array(expected)).all()
+    assert (signatures(shingles, offsets, permutations(num_permutations)) == np.array(expected)).all()
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_shingles_are_the_hashes_of_the_word_ngrams(size):
+    texts = [*near_copies()[:9], "", "...", "one", "one two three four", "a b c d e", "a b c d e f", "人工智能是"]
+    shingles, offsets = shingles_of(texts, size)
+    hashes, owners = ngram_hashes(split_words(texts), size, whole_if_shorter=True)
+    for number in range(len(texts)):
+        own = shingles[offsets[number] : offsets[number + 1]].tolist()
+        assert own == (hashes[owners == number] >> np.uint64(16)).tolist()
 
 
 def test_signatures_estimate_the_similarity_without_bias():

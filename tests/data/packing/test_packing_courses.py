@@ -231,7 +231,7 @@ def test_every_phase_is_packed_before_training_and_those_before_an_entry_too(mon
 
     monkeypatch.setattr(train_phases, "run_step", run_step)
     monkeypatch.setattr(train_phases, "check_contract", lambda *arguments, **named: None)
-    prepared = SimpleNamespace(shards=None, chat_shards=None, tokenizer=None)
+    prepared = SimpleNamespace(documents=None, shards=None, chat_shards=None, tokenizer=None)
     names = [
         f"pack {name}"
         for name in (

@@ -11,7 +11,16 @@ import pytest
 
 from configs.schema import SynthesisRecipe
 from tasks.data.problems import equation_problems, logic_problems, system_problems
-from tasks.data.problems.arithmetic import OPERATIONS, choose_problems, is_evaluation_pair, verify_lines
+from tasks.data.problems.arithmetic import (
+    OPERATIONS,
+    answers,
+    choose_problems,
+    is_evaluation_pair,
+    terms,
+    verify_lines,
+    verify_worked,
+    worked,
+)
 from tasks.data.problems.reasoned_problem import ReasonedProblem
 from tasks.data.problems.reasoning_families import FAMILIES, Family, choose_reasoned
 from tasks.data.problems.synthesize_problems import synthesize_problems
@@ -26,6 +35,7 @@ RECIPE = SynthesisRecipe(
     problems_per_document=25,
     num_chats=400,
     thinking_share=0.25,
+    worked_share=0.5,
     num_prompts=300,
     families={},
     difficulty=1,
@@ -57,7 +67,10 @@ def operands(text: str) -> frozenset[str]:
 
 def equations(problems) -> tuple[list[tuple], list[tuple]]:
     """(a, sign, b, result) of every training and of every evaluation problem."""
-    training = [line for row in rows(problems, "documents/*.parquet") for line in row["text"].splitlines()]
+    documents = [
+        row["text"] for row in rows(problems, "documents/*.parquet") if row["source"] == "synthetic/arithmetic"
+    ]
+    training = [line for text in documents for line in text.splitlines()]
     asked = [row["prompt"] + row["answer"] for row in rows(problems, "problems.parquet")]
     return tuple([LINE.fullmatch(line).groups() for line in lines] for lines in (training, asked))
 
@@ -126,9 +139,63 @@ def test_a_conversation_asks_a_training_problem_and_reasons_in_its_share(problem
     chats = conversations(problems)
     for question, reasoning, answer in chats:
         line = f"{question.removeprefix('What is ').removesuffix('?')} = {answer}"
-        assert line in stated and reasoning in ("", line)
+        assert line in stated and reasoning in ("", line, *works_of([line]))
     assert len({question for question, *_ in chats}) == problems.record.num_chats == 400
     assert 0.17 < np.mean([bool(reasoning) for _, reasoning, _ in chats]) < 0.33
+    assert 0.3 < np.mean([" = " not in reasoning for _, reasoning, _ in chats if reasoning]) < 0.7
+
+
+def works_of(lines: list[str]) -> list[str]:
+    """How problems are worked out, from their lines."""
+    parts = [LINE.fullmatch(line).groups() for line in lines]
+    operation = np.array([OPERATIONS.index(sign) for _, sign, _, _ in parts])
+    a, b = (np.array([int(part[number]) for part in parts]) for number in (0, 2))
+    return worked(operation, a, b).tolist()
+
+
+def test_sums_and_differences_are_worked_by_columns_and_products_by_digits():
+    lines = {
+        "47 + 38 = 85": "7+8=15\n4+3+1=8",
+        "5 + 995 = 1000": "5+5=10\n0+9+1=10\n0+9+1=10",
+        "52 - 17 = 35": "12-7=5\n5-1-1=3",
+        "17 - 52 = -35": "-(52-17)\n12-7=5\n5-1-1=3",
+        "1000 - 1 = 999": "10-1=9\n10-0-1=9\n10-0-1=9\n1-0-1=0",
+        "0 - 0 = 0": "0-0=0",
+        "45 * 7 = 315": "45*7=315",
+        "45 * 47 = 2115": "45*7=315\n45*40=1800\n315+1800=2115",
+    }
+    assert works_of(list(lines)) == list(lines.values())
+    assert verify_worked(np.array(list(lines)), np.array(list(lines.values()))).all()
+
+
+@pytest.mark.parametrize("most", [19, 99, 9999, 999_999_999])
+def test_every_work_is_verified_and_one_with_another_number_is_refused(most):
+    operation, a, b = choose_problems(300, most, OPERATIONS, for_evaluation=False)
+    results = answers(operation, a, b).tolist()
+    lines = np.array(
+        [f"{text} = {result}" for text, result in zip(terms(operation, a, b).tolist(), results, strict=True)]
+    )
+    works = worked(operation, a, b)
+    assert verify_worked(lines, works).all()
+    for pattern in (r"\d(?=\n|$)", r"\d(?=\D)"):
+        wrong = [re.sub(pattern, lambda digit: str((int(digit[0]) + 1) % 10), work, count=1) for work in works.tolist()]
+        assert not verify_worked(lines, np.array(wrong)).any()
+
+
+def test_documents_work_out_every_problem_that_they_state(problems):
+    texts = [row["text"] for row in rows(problems, "documents/*.parquet") if row["source"].endswith("-worked")]
+    found = re.findall(r"Question: What is (.+)\?\n((?:.+\n)+?)Answer: (.+)\n", "".join(texts))
+    lines = [f"{question} = {answer}" for question, _, answer in found]
+    assert [work.rstrip() for _, work, _ in found] == works_of(lines)
+    assert {LINE.fullmatch(line).groups() for line in lines} == set(equations(problems)[0])
+
+
+def test_no_column_that_training_works_out_is_asked():
+    a, b = np.divmod(np.arange(10000), 100)
+    asked = is_evaluation_pair(a, b)
+    works = worked(np.where(np.arange(20000) < 10000, 0, 1), np.tile(a, 2), np.tile(b, 2))
+    columns = {tuple(map(int, pair)) for work in works.tolist() for pair in re.findall(r"^(\d+)[+-](\d+)", work, re.M)}
+    assert len(columns) > 100 and not columns & set(zip(a[asked].tolist(), b[asked].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])

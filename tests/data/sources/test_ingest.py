@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.data.chats.chat_records import _source_rows as chat_rows
+from tasks.data.chats.chat_records import _empty, _line_rows, source_rows
 from tasks.data.readers.seen_keys import SeenKeys
 from tasks.data.readers.source_bytes import HashingReader
 from tasks.data.readers.source_records import LOST, _source_rows, read_sources
@@ -544,6 +544,6 @@ def test_conversations_in_parquet_are_those_of_json_lines(tmp_path):
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             "format": form,
         }
-        rows_of_file = chat_rows({**source, "collection": "", "licence": "", "kind": ""})
+        rows_of_file = source_rows({**source, "collection": "", "licence": "", "kind": ""}, _line_rows, _empty)
         conversations.append([(row["stream"], row["messages"], row["tools"]) for row in rows_of_file])
     assert conversations[0] == conversations[1] and len(conversations[0]) == 3

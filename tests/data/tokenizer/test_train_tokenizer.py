@@ -214,6 +214,20 @@ def test_rare_words_are_left_out_where_asked(root, documents, trained):
     assert 0 < record.num_distinct_words < trained.record.num_distinct_words
 
 
+@pytest.mark.parametrize("kind", ["bpe", "sentencepiece_bpe"])
+def test_every_digit_is_a_token_where_asked(root, documents, kind):
+    text = "def f_118(value): return value + 118"
+    for split_digits in (True, False):
+        recipe = SMALL.model_copy(update={"kind": kind, "num_ordinary_tokens": 420, "split_digits": split_digits})
+        made = compute(train_tokenizer, root, documents=documents, recipe=recipe, resources=RESOURCES)
+        tokenizer = Tokenizer.from_file(str(made.path("tokenizer.json")))
+        tokens = tokenizer.encode(text).tokens
+        is_split = all(sum(map(str.isdigit, token)) <= 1 for token in tokens)
+        assert is_split or not split_digits, tokens
+        assert split_digits or kind != "bpe" or not is_split, "numbers of the text are tokens"
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
 def test_256_special_tokens_are_glms_and_reserved_ones(root, documents):
     recipe = SMALL.model_copy(update={"special_tokens": "s1_256"})
     record = compute(train_tokenizer, root, documents=documents, recipe=recipe, resources=RESOURCES).record

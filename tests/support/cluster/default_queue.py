@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from configs.schema import QueueResources
+from configs.schema import PhaseQueue
 
-DEFAULT_QUEUE = QueueResources(partition="", account="", time_limit_minutes=10, hostfile="", image="", volume_claim="")
+DEFAULT_QUEUE = PhaseQueue(
+    partition="",
+    account="",
+    time_limit_minutes=10,
+    hostfile="",
+    image="",
+    volume_claim="",
+    max_missing_nodes=0,
+    patience_minutes=60.0,
+)

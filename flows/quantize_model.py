@@ -1,0 +1,72 @@
+"""Quantizes a release in every format of its scale, and measures what each lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flows.running.run import QuantizedModel, Run
+from flows.running.run_step import run_step
+from infra.step import Artifact
+from tasks.data.packing.pack_phase import pack_phase
+from tasks.prepared_data import PreparedData
+from tasks.release.evaluate_quantized import evaluate_quantized
+from tasks.release.quantize_checkpoint import quantize_checkpoint
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
+
+
+def quantize_model(
+    run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]
+) -> dict[str, QuantizedModel]:
+    """Every format of `release.recipe.quantized_formats`, by its name."""
+    recipe, job = run.scale.release.recipe, run.scale.release.resources
+    models = {}
+    for name in recipe.quantized_formats:
+        own = recipe.quantization_recipe(name)
+        texts = _calibration_texts(run, prepared) if own.calibration_rows else NO_TEXTS
+        quantized = run_step(
+            run,
+            quantize_checkpoint,
+            stage=f"quantize {name}",
+            checkpoint=checkpoint,
+            recipe=own,
+            resources=job,
+            job=job,
+            **texts,
+        )
+        evaluation = run_step(
+            run,
+            evaluate_quantized,
+            stage=f"evaluate {name}",
+            quantized=quantized,
+            checkpoint=checkpoint,
+            suite=prepared.suite,
+            recipe=recipe,
+            resources=job,
+            job=job,
+        )
+        models[name] = QuantizedModel(quantized, evaluation)
+    return models
+
+
+NO_TEXTS: dict[str, Any] = {"packed": None, "shards": None, "chats": None}
+
+
+def _calibration_texts(run: Run, prepared: PreparedData) -> dict[str, Any]:
+    """The first rows that the scale's last phase with rows would read, if it began there."""
+    phase, num_rows = run.scale.calibration_phase, run.scale.release.recipe.calibration_rows
+    assert phase is not None, "choose_stages refused formats without rows"
+    recipe = phase.recipe.packing_recipe.model_copy(
+        update={"num_tokens": num_rows * phase.recipe.sequence_length, "fim_rate": 0.0}
+    )
+    chats = prepared.chat_shards if phase.recipe.reads_chats else None
+    packed = run_step(
+        run,
+        pack_phase,
+        stage="pack calibration",
+        shards=prepared.shards,
+        chats=chats,
+        previous=None,
+        tokenizer=None,
+        recipe=recipe,
+    )
+    return {"packed": packed, "shards": prepared.shards, "chats": chats}

@@ -1,0 +1,81 @@
+"""Follows a job to its end, whoever submitted it: a flow that is killed and started again finds it by its key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError, JobStatus, Launcher
+from infra.step import Output, Progress
+
+POLL_SECONDS = 0.2
+
+
+class JobStoppedError(RuntimeError):
+    """The job did not fail and did not end: run again to continue."""
+
+
+class JobSubmission:
+    """A job on its way to nodes. `prepare` writes what it reads, before it is submitted."""
+
+    def __init__(self, launcher: Launcher, job: Job, output: Output, prepare: Callable[[], None]) -> None:
+        self.launcher, self.job, self.output = launcher, job, output
+        self._prepare = prepare
+        self._waits_for = ""
+
+    def find_or_submit(self) -> JobHandle:
+        """The job that runs or has succeeded, else a new one."""
+        handle = self.launcher.find(self.job.key)
+        if handle is None or self.launcher.poll(handle).state in ("lost", "failed", "interrupted"):
+            return self.submit()
+        return handle
+
+    def submit(self) -> JobHandle:
+        self._prepare()
+        return self.launcher.submit(self.job)
+
+    def wait(self, handle: JobHandle, status: JobStatus) -> JobHandle:
+        """Report why a job is in the queue; the job that is to be followed from here on."""
+        if status.reason != self._waits_for:
+            self._waits_for = status.reason
+            self.say(f"waits in the queue ({status.reason})")
+        return handle
+
+    def describe(self, progress: Progress) -> Progress:
+        """The job's progress as it is reported."""
+        return progress
+
+    def say(self, message: str) -> None:
+        self.output.report(Progress(0, 0, "jobs", message))
+
+
+def follow(
+    launcher: Launcher,
+    submission: JobSubmission,
+    output: Output,
+    *,
+    look: Callable[[bool], None] = lambda is_last: None,
+    saved_step: Callable[[], int] = lambda: 0,
+) -> None:
+    """Submit the job or find it, and report its progress until it succeeds.
+
+    look: called at each poll, is told the last. saved_step: where a lost job continues. Raises JobFailedError with the
+    failing rank's last lines, JobLostError, JobStoppedError.
+    """
+    handle, name = submission.find_or_submit(), submission.job.name
+    while True:
+        status = launcher.poll(handle)
+        look(status.state not in ("queued", "running"))
+        if status.state == "queued":
+            handle = submission.wait(handle, status)
+        if status.progress is not None:
+            output.report(submission.describe(status.progress))
+        if status.state == "succeeded":
+            return
+        if status.state == "failed":
+            raise JobFailedError(name, status)
+        if status.state == "interrupted":
+            raise JobStoppedError(f"{name} was asked to stop and has saved what it can: run again to continue")
+        if status.state == "lost":
+            raise JobLostError(name, status, saved_step())
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,289 @@
+"""Writes a checkpoint with quantized matrices, as vLLM, SGLang and transformers read it, and reads it back.
+
+The layout is that of compressed-tensors; llm-compressor quantizes. Attention, dense MLPs and all experts, routed and
+shared, are quantized. Embeddings, head, norms, biases, the router with its float32 bias, and the MTP layer stay as they
+are: transformers does not know the MTP layer, so its tensors are copied into a file of their own.
+
+Every expert sees every calibration token, whatever the router chooses: an expert that few tokens reach would else be
+rounded blindly. AWQ scales the inputs of a matrix and divides the norm or matrix before it by the same numbers. The
+norm before experts is left alone: the router reads it, too, and stays bit for bit the trained one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from configs.schema import CALIBRATED_FORMATS
+
+if TYPE_CHECKING:
+    from configs.schema import QuantizedFormat
+
+SCHEMES: dict[QuantizedFormat, str] = {
+    "FP8_DYNAMIC": "FP8_DYNAMIC",
+    "FP8_BLOCK": "FP8_BLOCK",
+    "GPTQ_W4A16": "W4A16",
+    "AWQ_W4A16": "W4A16_ASYM",
+}
+"""The preset of compressed-tensors: e4m3 with a scale per output or per 128 x 128 block and activations scaled per
+token or group as they come; or 4-bit integers in groups of 128 inputs, symmetric, or with a zero point."""
+WEIGHTS_FILE, MTP_FILE, INDEX_FILE = "model.safetensors", "model-mtp.safetensors", "model.safetensors.index.json"
+COPIED_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+ROUTER, HEAD = r"re:.*\.mlp\.gate$", "lm_head"
+
+
+@dataclass(frozen=True)
+class QuantizedTensors:
+    """What became of the tensors of the checkpoint."""
+
+    num_quantized: int
+    num_expert_matrices: int
+    """Of those, matrices of routed experts."""
+    num_kept: int
+    """Tensors that are bit for bit those of the checkpoint."""
+    num_rescaled: int
+    """Tensors that AWQ divided by what it multiplied the following matrices with."""
+    num_calibration_tokens: int
+    """Tokens that every routed expert saw; 0 where the format needs none."""
+
+
+def write_quantized(
+    checkpoint_dir: Path, quantized_dir: Path, quantized_format: QuantizedFormat, rows: Sequence[Sequence[int]]
+) -> QuantizedTensors:
+    """`rows` are token ids to calibrate with, none for formats that do not. Raises ValueError where a tensor of the
+    checkpoint is missing in the result, or another one changed than those that the format changes."""
+    config = json.loads((checkpoint_dir / "config.json").read_text(encoding="utf-8"))
+    quantized_dir.mkdir(parents=True, exist_ok=True)
+    scheme = SCHEMES[quantized_format]
+    with _quiet():
+        from llmcompressor.entrypoints.oneshot import oneshot
+        from llmcompressor.modifiers.gptq import GPTQModifier
+        from llmcompressor.modifiers.quantization import QuantizationModifier
+        from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
+
+        model = _load_linear(checkpoint_dir)
+        seen = _count_expert_tokens(model)
+        quantize = QuantizationModifier(targets="Linear", scheme=scheme, ignore=[HEAD, ROUTER])
+        if quantized_format == "GPTQ_W4A16":
+            recipe: Any = GPTQModifier(targets="Linear", scheme=scheme, ignore=[HEAD, ROUTER])
+        elif quantized_format == "AWQ_W4A16":
+            names = _awq_names(config)
+            mappings = [AWQMapping(smooth, balance) for smooth, balance in names]
+            recipe = [AWQModifier(mappings=mappings, duo_scaling=False), quantize]
+        else:
+            recipe = quantize
+        calibration: dict[str, Any] = {}
+        if quantized_format in CALIBRATED_FORMATS:
+            longest = max(map(len, rows))
+            calibration = {
+                "dataset": _dataset(rows),
+                "num_calibration_samples": len(rows),
+                "max_seq_length": longest,
+                "shuffle_calibration_samples": False,
+            }
+        oneshot(model=model, recipe=recipe, **calibration)
+        num_tokens = sum(map(len, rows)) if calibration else 0
+        if idle := [name for name, count in seen.items() if count < num_tokens]:
+            raise ValueError(
+                f"{quantized_format}: {len(idle)} experts saw fewer than {num_tokens} calibration tokens, first "
+                f"{idle[0]}: report the version of llmcompressor"
+            )
+        model.save_pretrained(quantized_dir, save_compressed=True)
+    (quantized_dir / "recipe.yaml").unlink(missing_ok=True)
+    (quantized_dir / WEIGHTS_FILE).chmod(0o644)
+    for name in COPIED_FILES:
+        if (checkpoint_dir / name).exists():
+            shutil.copyfile(checkpoint_dir / name, quantized_dir / name)
+    _write_mtp(checkpoint_dir, quantized_dir, config)
+    return _account(checkpoint_dir, quantized_dir, quantized_format, num_tokens)
+
+
+def load_quantized(quantized_dir: Path) -> nn.Module:
+    """The model as its engine computes it: weights of the file's precision, activations rounded where the format rounds
+    them. Raises ValueError where a tensor is missing or unknown."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(quantized_dir)
+    values = vars(config).pop("quantization_config")
+    values.pop("quant_method")
+    with _quiet():
+        from compressed_tensors.compressors import ModelCompressor
+        from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+        from llmcompressor.modeling.moe.linearize import linearize_moe
+
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        linearize_moe(model)
+        settings = QuantizationConfig.model_validate(values)
+        apply_quantization_config(model, settings)
+        compressor = ModelCompressor(quantization_config=settings)
+        compressor.compress_model(model)
+        with safe_open(quantized_dir / WEIGHTS_FILE, framework="pt") as file:
+            found = model.load_state_dict({name: file.get_tensor(name) for name in file.keys()}, strict=False)  # noqa: SIM118
+        if found.missing_keys or found.unexpected_keys:
+            raise ValueError(
+                f"{quantized_dir}: {len(found.missing_keys)} tensors are missing, {len(found.unexpected_keys)} are "
+                f"unknown, first {[*found.missing_keys, *found.unexpected_keys][:3]}: quantize the checkpoint again"
+            )
+        compressor.decompress_model(model)
+    return model.eval()
+
+
+def load_original(checkpoint_dir: Path) -> nn.Module:
+    """The unquantized model, computed by the same code as load_quantized's."""
+    with _quiet():
+        return _load_linear(checkpoint_dir).eval()
+
+
+def num_weight_bits(quantized_format: str) -> int:
+    """Bits of a quantized weight, without its share of a scale."""
+    return 8 if quantized_format.startswith("FP8") else 4
+
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
+    """The routers of the trunk, from the first layer to the last."""
+    return [module for name, module in model.named_modules() if name.endswith(".mlp.gate")]
+
+
+def _load_linear(checkpoint_dir: Path) -> Any:
+    """The checkpoint in transformers' architecture, with a Linear for every matrix of every expert."""
+    from llmcompressor.modeling.moe.linearize import linearize_moe
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint_dir, dtype=torch.float32)
+    linearize_moe(model)
+    return model
+
+
+def _awq_names(config: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """What is divided, and the matrices that are multiplied by the same numbers. Of layers with experts only the pairs
+    inside attention and inside an expert."""
+    dense = "|".join(str(layer) for layer in range(config["first_k_dense_replace"]))
+    pairs = [
+        (r"re:.*input_layernorm$", [r"re:.*q_proj$", r"re:.*k_proj$", r"re:.*v_proj$"]),
+        (r"re:.*up_proj$", [r"re:.*down_proj$"]),
+    ]
+    if dense:
+        layer = rf"re:.*layers\.({dense})\."
+        pairs.append((f"{layer}post_attention_layernorm$", [f"{layer}mlp.gate_proj$", f"{layer}mlp.up_proj$"]))
+    return pairs
+
+
+def _count_expert_tokens(model: nn.Module) -> dict[str, int]:
+    """Filled while the model computes: tokens that each routed expert has seen, in all passes."""
+    seen: dict[str, int] = {}
+
+    def count(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen[name] += inputs[0].shape[:-1].numel()
+
+        return hook
+
+    for name, module in model.named_modules():
+        if ".mlp.experts." in name and name.endswith("gate_proj"):
+            seen[name] = 0
+            module.register_forward_pre_hook(count(name))
+    return seen
+
+
+def _dataset(rows: Sequence[Sequence[int]]) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict(
+        {"input_ids": [list(row) for row in rows], "attention_mask": [[1] * len(row) for row in rows]}
+    )
+
+
+def _write_mtp(checkpoint_dir: Path, quantized_dir: Path, config: dict[str, Any]) -> None:
+    """Copy the tensors of the MTP layer, and name all tensors in an index."""
+    prefix = f"model.layers.{config['num_hidden_layers']}."
+    tensors: dict[str, Tensor] = {}
+    for path in sorted(checkpoint_dir.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            tensors |= {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+    if not tensors:
+        return
+    save_file(tensors, quantized_dir / MTP_FILE, metadata={"format": "pt"})
+    with safe_open(quantized_dir / WEIGHTS_FILE, framework="pt") as file:
+        placed = dict.fromkeys(file.keys(), WEIGHTS_FILE) | dict.fromkeys(tensors, MTP_FILE)
+    size = sum((quantized_dir / name).stat().st_size for name in (WEIGHTS_FILE, MTP_FILE))
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(placed.items()))}
+    (quantized_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    settings = json.loads((quantized_dir / "config.json").read_text(encoding="utf-8"))
+    settings["quantization_config"]["ignore"].append(f"re:{prefix.replace('.', chr(92) + '.')}.*")
+    (quantized_dir / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def _account(
+    checkpoint_dir: Path, quantized_dir: Path, quantized_format: QuantizedFormat, num_calibration_tokens: int
+) -> QuantizedTensors:
+    """Find every tensor of the checkpoint in the result: quantized, equal, or rescaled by AWQ."""
+    num_quantized, num_experts, num_kept, missing, changed = 0, 0, 0, [], []
+    with contextlib.ExitStack() as stack:
+        written = {
+            name: file
+            for path in sorted(quantized_dir.glob("*.safetensors"))
+            for file in [stack.enter_context(safe_open(path, framework="pt"))]
+            for name in file.keys()  # noqa: SIM118
+        }
+        for path in sorted(checkpoint_dir.glob("*.safetensors")):
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            for name in file.keys():  # noqa: SIM118
+                if f"{name}_scale" in written:
+                    num_quantized += 1
+                    num_experts += ".mlp.experts." in name
+                elif name not in written:
+                    missing.append(name)
+                elif torch.equal(file.get_tensor(name), written[name].get_tensor(name)):
+                    num_kept += 1
+                else:
+                    changed.append(name)
+    allowed = ("layernorm.weight",) if quantized_format == "AWQ_W4A16" else ()
+    wrong = [*missing, *(name for name in changed if not name.endswith(allowed or ("\0",)))]
+    if wrong:
+        raise ValueError(
+            f"{quantized_format} lost or changed {len(wrong)} tensors of {checkpoint_dir}, first {wrong[:3]}: leave it "
+            "out of release.recipe.quantized_formats, and report the versions of llmcompressor and transformers"
+        )
+    return QuantizedTensors(num_quantized, num_experts, num_kept, len(changed), num_calibration_tokens)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the bars and notes of the libraries; on a machine without an accelerator nothing is pinned for one."""
+    # Importing them writes to standard output already.
+    os.environ |= {"LLM_COMPRESSOR_LOG_DISABLED": "true", "COMPRESSED_TENSORS_LOG_DISABLED": "true"}
+    import tqdm
+    from llmcompressor.pipelines.cache import IntermediatesCache
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    original = tqdm.tqdm.__init__
+
+    def silent(self: Any, *arguments: Any, **settings: Any) -> None:
+        original(self, *arguments, **settings | {"disable": True})
+
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(patch.object(tqdm.tqdm, "__init__", silent))
+            stack.enter_context(warnings.catch_warnings(action="ignore"))
+            if not torch.accelerator.is_available():
+                stack.enter_context(patch.object(IntermediatesCache, "pin_memory", lambda *_: None))
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()

@@ -1,0 +1,78 @@
+"""Reads function calls as GLM-4.5/4.6 write them, and compares them with the expected ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+
+class ExpectedCall(TypedDict):
+    """A call with the values that each argument may have."""
+
+    name: str
+    accepted: dict[str, list[object]]
+    optional: list[str]
+    """Arguments that may be left out."""
+
+
+def calls_agree(text: str, expected: Sequence[ExpectedCall]) -> bool:
+    """Whether the text makes exactly the expected calls, in any order. A call that cannot be read is no call, and
+    makes the others wrong too."""
+    written = written_calls(text)
+    if written is None or len(written) != len(expected):
+        return False
+    waiting = list(written)
+    for wanted in expected:
+        found = next((call for call in waiting if _agrees(*call, wanted)), None)
+        if found is None:
+            return False
+        waiting.remove(found)
+    return True
+
+
+def written_calls(text: str) -> list[tuple[str, dict[str, str]]] | None:
+    """(name, arguments as text) of every call; None where a tag is missing, or an argument stands twice."""
+    said, *opened = text.split("<tool_call>")
+    calls = [_call(*part.split("</tool_call>")) for part in opened]
+    return None if "</tool_call>" in said or None in calls else [call for call in calls if call is not None]
+
+
+def _call(body: str, *after: str) -> tuple[str, dict[str, str]] | None:
+    """The call that a body describes; `after` are the parts that closing tags cut off: there must be one."""
+    head, *parts = body.split("<arg_key>")
+    arguments: dict[str, str] = {}
+    for part in parts:
+        key, _, rest = part.partition("</arg_key>")
+        before, *values = rest.split("<arg_value>")
+        value, closed, more = values[0].partition("</arg_value>") if len(values) == 1 else ("", "", "")
+        if not closed or before.strip() or more.strip() or key in arguments:
+            return None
+        arguments[key] = value
+    return (head.strip(), arguments) if len(after) == 1 else None
+
+
+def _agrees(name: str, arguments: Mapping[str, str], wanted: ExpectedCall) -> bool:
+    required = set(wanted["accepted"]) - set(wanted["optional"])
+    if name != wanted["name"] or not required <= set(arguments) <= set(wanted["accepted"]):
+        return False
+    return all(any(_is(text, value) for value in wanted["accepted"][key]) for key, text in arguments.items())
+
+
+def _is(text: str, value: object) -> bool:
+    """A string is written as it is, anything else as JSON: 1 is 1.0, but true is not 1."""
+    if isinstance(value, str):
+        return text == value
+    try:
+        return _typed(json.loads(text)) == _typed(value)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _typed(value: object) -> object:
+    """The value with truth values marked, which Python takes for numbers."""
+    if isinstance(value, bool):
+        return ("truth", value)
+    if isinstance(value, list):
+        return [_typed(item) for item in value]
+    return {key: _typed(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,156 @@
+"""Reads one record of a file of role `prompts` as a prompt with a checkable answer, or says why it is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
+from typing import Any
+
+from infra.step import canonical_json
+from tasks.data.prompts.constraints import constraint_problem
+from tasks.data.prompts.function_calls import ExpectedCall
+from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, TOOLS
+from tasks.data.seeds.seed_problems import asked_question, code_parts, code_question, math_parts
+
+Given = Mapping[str, Any]
+CHOOSE = "Answer with the letter of the right choice."
+
+
+class UnusablePromptError(ValueError):
+    """A record is no prompt with a checkable answer, for `reason`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class CheckablePrompt:
+    question: str
+    tools: str
+    """Function descriptions that the prompt shows, as a JSON list."""
+    answer: str
+    """What the verifier of the kind expects (tasks/data/prompts/verifiers.py)."""
+
+
+def prompt_of(kind: str, record: Given) -> CheckablePrompt:
+    """Raises UnusablePromptError."""
+    question, tools, answer = READERS[kind](record)
+    if not question.strip():
+        raise UnusablePromptError("no_question")
+    if not answer.strip():
+        raise UnusablePromptError("no_answer")
+    return CheckablePrompt(question.strip(), tools, answer.strip())
+
+
+def _mathematics(record: Given) -> tuple[str, str, str]:
+    answer, _, _ = math_parts(record)
+    return asked_question(record), "[]", answer
+
+
+def _program(record: Given) -> tuple[str, str, str]:
+    tests, _, module = code_parts(record)
+    question = asked_question(record)
+    answer = canonical_json({"tests": tests, "module": module}) if tests.strip() else ""
+    return code_question(question, tests, module) if question else "", "[]", answer
+
+
+def _choice(record: Given) -> tuple[str, str, str]:
+    """`choices` or `options`, and `answer` or `gold`: a letter, a number from 0, or the text of a choice."""
+    question = asked_question(record)
+    choices = next((record[key] for key in ("choices", "options") if isinstance(record.get(key), list)), [])
+    if not 2 <= len(choices) <= len(ascii_uppercase) or not all(isinstance(choice, str) for choice in choices):
+        raise UnusablePromptError("no_choices")
+    letters = ascii_uppercase[: len(choices)]
+    lines = [f"{letter}. {choice.strip()}" for letter, choice in zip(letters, choices, strict=True)]
+    given = record.get("answer", record.get("gold"))
+    answer = ""
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(choices):
+        answer = letters[given]
+    elif isinstance(given, str):
+        # The text of a choice comes first: choices may be letters themselves, in another order.
+        answer = letters[choices.index(given)] if choices.count(given) == 1 else given if given in [*letters] else ""
+    return "\n".join([question, "", *lines, "", CHOOSE]) if question else "", "[]", answer
+
+
+def _constraints(record: Given) -> tuple[str, str, str]:
+    """IFEval's fields: `prompt`, `instruction_id_list`, and `kwargs` with a mapping for each."""
+    names, given = record.get("instruction_id_list"), record.get("kwargs")
+    if not isinstance(names, list) or not isinstance(given, list) or len(names) != len(given) or not names:
+        raise UnusablePromptError("no_answer")
+    wanted = []
+    for name, arguments in zip(names, given, strict=True):
+        if not isinstance(arguments, dict):
+            raise UnusablePromptError("malformed_constraint")
+        stated = {key: value for key, value in arguments.items() if value is not None}
+        if problem := constraint_problem(str(name), stated):
+            raise UnusablePromptError(problem)
+        wanted.append([name, stated])
+    return asked_question(record), "[]", canonical_json(wanted)
+
+
+def _tools(record: Given) -> tuple[str, str, str]:
+    """`tools` (or BFCL's `function`), and `answer` with calls {name, arguments}, or BFCL's `ground_truth` with the
+    accepted values of every argument."""
+    tools = _parsed(record.get("tools", record.get("function")))
+    if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
+        raise UnusablePromptError("no_tools")
+    described = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+    truth = record.get("ground_truth")
+    calls = _accepted_calls(truth) if isinstance(truth, list) else _exact_calls(_parsed(record.get("answer")))
+    question = asked_question(record) or _only_turn(record.get("question"))
+    return question, json.dumps(described, ensure_ascii=False), canonical_json(calls) if calls else ""
+
+
+def _exact_calls(given: object) -> list[ExpectedCall]:
+    calls: list[ExpectedCall] = []
+    for call in given if isinstance(given, list) else [given]:
+        arguments = _parsed(call.get("arguments", {})) if isinstance(call, dict) else None
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
+            raise UnusablePromptError("no_answer")
+        accepted = {key: [value] for key, value in arguments.items()}
+        calls.append({"name": call["name"], "accepted": accepted, "optional": []})
+    return calls
+
+
+def _accepted_calls(given: Sequence[object]) -> list[ExpectedCall]:
+    """Of BFCL: {name: {argument: accepted values}}; an empty text among them says that the argument is optional."""
+    calls: list[ExpectedCall] = []
+    for call in given:
+        if not isinstance(call, dict) or len(call) != 1:
+            raise UnusablePromptError("no_answer")
+        ((name, accepted),) = call.items()
+        if not isinstance(accepted, dict) or not all(isinstance(values, list) for values in accepted.values()):
+            raise UnusablePromptError("no_answer")
+        if any(isinstance(value, dict) for values in accepted.values() for value in values):
+            raise UnusablePromptError("nested_accepted_values")
+        optional = [key for key, values in accepted.items() if "" in values]
+        calls.append({"name": name, "accepted": accepted, "optional": optional})
+    return calls
+
+
+def _only_turn(given: object) -> str:
+    """The question of BFCL's turns of messages, where it is one turn of one user."""
+    turn = given[0] if isinstance(given, list) and len(given) == 1 else None
+    message = turn[0] if isinstance(turn, list) and len(turn) == 1 else None
+    is_asked = isinstance(message, dict) and message.get("role") == "user" and isinstance(message.get("content"), str)
+    if not is_asked:
+        raise UnusablePromptError("not_one_question")
+    assert isinstance(message, dict)
+    return message["content"]
+
+
+def _parsed(value: object) -> Any:
+    """The value of JSON text; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+
+
+READERS = {MATH: _mathematics, CODE: _program, CHOICE: _choice, CONSTRAINTS: _constraints, TOOLS: _tools}
+"""Functions record -> (question, tools, answer), by kind."""

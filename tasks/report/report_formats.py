@@ -1,0 +1,63 @@
+"""The report about what is released besides the checkpoint: files for llama.cpp, and quantized checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from infra.step import Artifact
+from tasks.report.report_page import paragraph, table
+
+if TYPE_CHECKING:
+    from tasks.release.decide_quantization import QuantizedEvaluations
+    from tasks.release.evaluate_gguf import GgufEvaluation
+    from tasks.release.evaluate_quantized import QuantizedEvaluation
+
+COLUMNS = ("format", "size", "of the checkpoint", "bits per byte", "before", "same token", "same experts")
+
+
+def formats_section(gguf: Artifact[GgufEvaluation] | None, quantized: QuantizedEvaluations | None) -> str:
+    """What every format loses; empty where the run ended before the release."""
+    records = [] if quantized is None else [evaluation.record for evaluation in quantized.evaluations.values()]
+    return ("" if gguf is None else gguf_table(gguf.record)) + (quantized_table(records) if records else "")
+
+
+def gguf_table(record: GgufEvaluation) -> str:
+    """What files for llama.cpp lose."""
+    rows: Sequence[tuple[str, str]] = [
+        (gguf_type, "not finite" if bits is None else f"{bits:.4f}") for gguf_type, bits in record.bits_per_byte.items()
+    ]
+    return table(("type", "bits per byte"), rows) + paragraph(
+        f"Measured by llama.cpp itself on the leading tokens of {record.num_documents} held-out documents "
+        f"({record.num_tokens:,} tokens, "
+        f"{record.num_bytes:,} bytes): every token is scored given those before it.",
+        "soft",
+    )
+
+
+def quantized_table(records: Sequence[QuantizedEvaluation]) -> str:
+    """What quantized checkpoints lose."""
+    rows = [
+        (
+            record.quantized_format,
+            f"{record.num_bytes / 1e6:,.1f} MB",
+            f"{record.num_bytes / record.num_original_bytes:.0%}",
+            _bits(record.bits_per_byte),
+            _bits(record.original_bits_per_byte),
+            f"{record.token_agreement:.1%}",
+            "no experts" if record.routing_agreement is None else f"{record.routing_agreement:.1%}",
+        )
+        for record in records
+    ]
+    first = records[0]
+    return table(COLUMNS, rows) + paragraph(
+        f"Checkpoints for vLLM, SGLang and transformers, read back and computed as those engines do, on the leading "
+        f"tokens of {first.num_documents} held-out documents ({first.num_tokens:,} tokens). Same token: share of "
+        "positions with the same most likely token. Same experts: share of positions and layers at which the router "
+        "chooses the same experts. Embeddings, head, router and the MTP layer are not quantized.",
+        "soft",
+    )
+
+
+def _bits(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"

@@ -1,0 +1,51 @@
+"""The report about rejection sampling: best-of-k of the weights before a phase, what was kept, and some answers."""
+
+from __future__ import annotations
+
+import json
+
+from tasks.evaluation.sample_solutions import ROLLOUTS_FILE, SampledSolutions
+from tasks.report.report_charts import Line, curves
+from tasks.report.report_inputs import ReportedPhase, ReportedPhases
+from tasks.report.report_page import Cell, folded, heading, paragraph, table
+
+NUM_SHOWN_ANSWERS = 4
+
+
+def solutions_section(phases: ReportedPhases) -> str:
+    """Empty where no phase has rejection sampling."""
+    return "".join(_of_phase(phase) for phase in phases)
+
+
+def _of_phase(phase: ReportedPhase) -> str:
+    if phase.solutions is None:
+        return ""
+    record = phase.solutions.record
+    points = [(float(point.k), point.share) for point in record.pass_at]
+    rows: list[tuple[Cell, ...]] = [
+        (point.k, f"{point.share:.4f}", "" if point.interval is None else "{:.4f} to {:.4f}".format(*point.interval))
+        for point in record.pass_at
+    ]
+    groups = [json.loads(line) for line in phase.solutions.path(ROLLOUTS_FILE).read_text().splitlines()]
+    answers: list[tuple[Cell, ...]] = [
+        (group["question"], text, "right" if reward else "wrong")
+        for group in groups
+        for text, reward in list(zip(group["samples"], group["rewards"], strict=True))[:NUM_SHOWN_ANSWERS]
+    ]
+    return (
+        heading(f"Best of k before {phase.name}")
+        + curves("answers to a prompt (k)", "prompts with a right one", [Line("pass@k", points)])
+        + table(("k", "pass@k", "95 % interval"), rows)
+        + paragraph(_kept(record), "soft")
+        + folded("Sampled answers", table(("prompt", "answer", "verdict"), answers))
+    )
+
+
+def _kept(record: SampledSolutions) -> str:
+    """What became of the answers, in words."""
+    left_out = "; ".join(f"{reason.replace('_', ' ')} {count:,}" for reason, count in record.left_out.items())
+    return (
+        f"{record.num_right:,} of {record.num_answers:,} answers to {record.num_prompts:,} prompts are right, and "
+        f"{record.num_solved_prompts:,} prompts have a right one. The phase trained on {record.num_kept:,} "
+        f"({record.num_kept_tokens:,} tokens)" + (f"; right ones left out: {left_out}." if left_out else ".")
+    )

@@ -1,0 +1,151 @@
+"""Which prompt each group of a policy phase asks: domains in the shares of the phase's mixture, shuffled in each.
+
+Depends on the prompts and the recipe only, so a resumed phase asks as an uninterrupted one does.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from configs.schema import MixtureWaypoint, PolicyObjective, TrainingRecipe
+from model.text.chat_template import encode, problem_prompt
+from tasks.data.packing.mixture_shares import MixtureSchedule
+from tasks.data.packing.row_order import shuffled_rows
+from tasks.data.prompts.verifiers import AskedPrompt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+    from tokenizers import Tokenizer
+
+    I64 = NDArray[np.int64]
+
+COLUMNS = ("id", "domain", "kind", "prompt", "tools", "answer")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    id: str
+    domain: str
+    kind: str
+    question: str
+    tools: str
+    """Function descriptions as a JSON list."""
+    answer: str
+    """What the verifier of the kind expects."""
+
+    @property
+    def asked(self) -> AskedPrompt:
+        return AskedPrompt(self.id, self.kind, self.answer)
+
+    def token_ids(self, tokenizer: Tokenizer, enable_thinking: bool) -> list[int]:
+        """The prompt up to where the assistant begins to write."""
+        return encode(tokenizer, problem_prompt(self.question, enable_thinking, json.loads(self.tools)))[0]
+
+
+class PromptOrder:
+    """The prompts of a phase by the number of the group that asks them."""
+
+    def __init__(self, prompts_path: Path, tokenizer: Tokenizer, recipe: TrainingRecipe) -> None:
+        """Leaves out prompts that leave no room for an answer (`num_too_long`). Raises ValueError where a domain's
+        prompts are asked more often than max_epochs, and where the mixture's domains have none."""
+        objective = recipe.objective
+        assert isinstance(objective, PolicyObjective), objective
+        wanted = wanted_domains(recipe)
+        asked = [prompt for prompt in read_prompts(prompts_path) if prompt.domain in wanted]
+        room = recipe.sequence_length - objective.max_new_tokens
+        kept = [prompt for prompt in asked if len(prompt.token_ids(tokenizer, objective.enable_thinking)) <= room]
+        self.num_too_long = len(asked) - len(kept)
+        if asked and not kept:
+            raise ValueError(
+                f"phase {recipe.phase}: all {len(asked)} prompts have more than {room} tokens, which is "
+                f"sequence_length ({recipe.sequence_length}) less max_new_tokens ({objective.max_new_tokens}): raise "
+                f"the phase's sequence_length or lower objective.max_new_tokens"
+            )
+        self._by_domain: dict[str, list[Prompt]] = {}
+        for prompt in kept:
+            self._by_domain.setdefault(prompt.domain, []).append(prompt)
+        self._seed = recipe.seed
+        available = {domain: len(prompts) for domain, prompts in sorted(self._by_domain.items())}
+        self._domains = [*available]
+        self._domain_of = assign_domains(recipe, available)
+        self.num_groups = len(self._domain_of)
+        self._number_of = np.zeros(self.num_groups, dtype=np.int64)
+        for index in range(len(self._domains)):
+            own = self._domain_of == index
+            self._number_of[own] = np.arange(own.sum())
+
+    def groups(self, start: int, stop: int) -> list[Prompt]:
+        """Prompts of the groups start..stop-1."""
+        return [self._prompt(number) for number in range(start, stop)]
+
+    def _prompt(self, group: int) -> Prompt:
+        prompts = self._by_domain[self._domains[self._domain_of[group]]]
+        epoch, index = divmod(int(self._number_of[group]), len(prompts))
+        return prompts[int(shuffled_rows(np.array([index]), len(prompts), self._seed + epoch)[0])]
+
+
+def wanted_domains(recipe: TrainingRecipe) -> set[str]:
+    """Domains with a weight at some position of the phase."""
+    return {domain for point in recipe.prompt_mixture for domain, weight in point.mixture.items() if weight}
+
+
+def refuse_missing_prompts(recipe: TrainingRecipe, prompts_by_domain: Mapping[str, int]) -> None:
+    """Raises ValueError as PromptOrder would, before anything is trained and before prompts that are too long are
+    left out."""
+    wanted = wanted_domains(recipe)
+    assign_domains(recipe, {domain: count for domain, count in prompts_by_domain.items() if domain in wanted})
+
+
+def assign_domains(recipe: TrainingRecipe, available: Mapping[str, int]) -> I64:
+    """The index in `available` (prompts by domain) of each group's domain. Raises ValueError where prompts of one are
+    asked more often than max_epochs, and where no domain has any."""
+    assert isinstance(recipe.objective, PolicyObjective), recipe.objective
+    num_groups = recipe.num_tokens // recipe.sequence_length // recipe.objective.samples_per_prompt
+    chosen = domains_of_groups(recipe.prompt_mixture, [*available], num_groups)
+    for (domain, num_prompts), asked in zip(
+        available.items(), np.bincount(chosen, minlength=len(available)).tolist(), strict=True
+    ):
+        if asked > recipe.max_epochs * num_prompts:
+            raise ValueError(
+                f"phase {recipe.phase}: {asked} groups of answers need {asked / num_prompts:.1f} passes over "
+                f"{num_prompts} prompts of domain {domain}, max_epochs is {recipe.max_epochs}: raise it, add prompts "
+                f"(synthesize.num_prompts for generated ones), or lower num_tokens or the domain's weight"
+            )
+    return chosen
+
+
+def domains_of_groups(mixture: tuple[MixtureWaypoint, ...], domains: Sequence[str], num_groups: int) -> I64:
+    """The index in `domains`, those with prompts, of each group's: always the one that is furthest behind its share, so
+    a step has every domain in about its share. Weights are normalised over these domains, as in packing. Raises
+    ValueError where there is none."""
+    weights = np.array([[{**point.mixture}.get(domain, 0.0) for domain in domains] for point in mixture])
+    empty = next((point for point, row in zip(mixture, weights, strict=True) if not row.sum()), None)
+    if empty is not None:
+        raise ValueError(
+            f"none of the mixture's domains {', '.join(empty.mixture)} has prompts: name domains that have some "
+            f"(synthetic: generated problems), or add files of role prompts"
+        )
+    positions = np.array([point.at_share for point in mixture])
+    schedule = MixtureSchedule(tuple(domains), positions, weights / weights.sum(axis=1, keepdims=True))
+    chosen = np.zeros(num_groups, dtype=np.int64)
+    given = np.zeros(len(domains))
+    for group in range(num_groups):
+        behind = num_groups * schedule.until((group + 1) / num_groups) - given
+        chosen[group] = behind.argmax()
+        given[chosen[group]] += 1
+    return chosen
+
+
+def read_prompts(prompts_path: Path) -> list[Prompt]:
+    """The prompts of prompts.parquet in the order of their ids."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(prompts_path, columns=list(COLUMNS)).sort_by("id").to_pylist()
+    return [Prompt(*(row[name] for name in COLUMNS)) for row in rows]

@@ -1,0 +1,169 @@
+"""Prompts of files beside the generated ones: every kind is read, every record that is none has a reason."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from configs.schema import PromptRecipe
+from tasks.data.problems.synthesize_problems import PROMPT_SOURCE, synthesize_problems
+from tasks.data.prompts.collect_prompts import collect_prompts
+from tasks.data.prompts.verifiers import AskedPrompt, WrittenAnswer, verify_answers
+from tasks.data.seeds.verify_solutions import verify_solutions
+from tasks.data.sources.list_sources import list_sources
+from tests.support.data_inputs import RECIPE, compute, rows, write_jsonl
+
+RECIPES = PromptRecipe(max_per_collection=100, max_prompt_chars=200)
+AREA = {"name": "area", "description": "", "parameters": {"type": "object", "properties": {}}}
+MBPP = {"text": "Add two.", "code": "def add(a, b):\n    return a + b", "test_list": ["assert add(1, 2) == 3"]}
+FILES = {
+    "math": [
+        ({"problem": "What is half?", "answer": "1/2"}, ""),
+        ({"question": "Two and three?", "answer": "2+3 = <<2+3=5>>5\n#### 5"}, ""),
+        ({"problem": "Prove it."}, "no_answer"),
+        ({"answer": "3"}, "no_question"),
+        ({"problem": "What is half?", "answer": "0.5"}, "duplicate"),
+        ({"problem": "x" * 201, "answer": "1"}, "too_long"),
+    ],
+    "code_with_tests": [
+        (MBPP, ""),
+        ({"text": "Add without a solution.", "test_list": ["assert add(1, 2) == 3"]}, ""),
+        (MBPP | {"text": "Its own solution fails.", "test_list": ["assert add(1, 2) == 4"]}, "tests_failed"),
+        ({"text": "No tests."}, "no_answer"),
+    ],
+    "choice": [
+        ({"question": "Which?", "choices": ["one", "two"], "answer": "B"}, ""),
+        ({"query": "Which one?", "options": ["one", "two"], "gold": 1}, ""),
+        ({"question": "Which of them?", "choices": ["one", "two"], "answer": "two"}, ""),
+        ({"question": "Which of both?", "choices": ["one", "two"], "answer": "C"}, "no_answer"),
+        ({"question": "Which of all?", "choices": ["one"], "answer": "A"}, "no_choices"),
+    ],
+    "constraints": [
+        ({"prompt": "Say it.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{"x": None}]}, ""),
+        (
+            {"prompt": "Say.", "instruction_id_list": ["language:response_language"], "kwargs": [{"language": "kn"}]},
+            "unsupported_constraint",
+        ),
+        ({"prompt": "Say more."}, "no_answer"),
+    ],
+    "tools": [
+        ({"question": "The area?", "tools": [AREA], "answer": {"name": "area", "arguments": {"base": 10}}}, ""),
+        (
+            {
+                "question": [[{"role": "user", "content": "And this area?"}]],
+                "function": [AREA],
+                "ground_truth": [{"area": {"base": [10, 10.5], "unit": ["cm", ""]}}],
+            },
+            "",
+        ),
+        ({"question": "The area again?", "tools": [AREA], "answer": "10"}, "no_answer"),
+        ({"question": "Which area?", "answer": {"name": "area", "arguments": {}}}, "no_tools"),
+    ],
+}
+RIGHT = {
+    "What is half?": "\\boxed{0.5}",
+    "Two and three?": "The answer is 5",
+    "Add two.": "```python\ndef add(a, b):\n    return b + a\n```",
+    "Add without a solution.": "```python\ndef add(a, b):\n    return b + a\n```",
+    "Which?": "B",
+    "Which one?": "B",
+    "Which of them?": "B",
+    "Say it.": "It",
+    "The area?": "<tool_call>area\n<arg_key>base</arg_key>\n<arg_value>10</arg_value>\n</tool_call>",
+    "And this area?": "<tool_call>area\n<arg_key>base</arg_key>\n<arg_value>10.5</arg_value>\n</tool_call>",
+}
+"""A right answer to the first line of each prompt."""
+
+
+def listed(directory, files, domains=None):
+    """Sources with a file of prompts for each kind."""
+    for kind, records in files.items():
+        write_jsonl(directory / f"{kind}.jsonl", records)
+    write_jsonl(directory / "text.jsonl", [{"text": "unused"}])
+    entries = [f"{{files: {kind}.jsonl, role: prompts, kind: {kind}{(domains or {}).get(kind, '')}}}" for kind in files]
+    lines = [f"  - {entry}\n" for entry in [*entries, "{files: text.jsonl, role: pretrain}"]]
+    (directory / "glm46-data.yaml").write_text(f"version: 1\nentries:\n{''.join(lines)}")
+    return list_sources(directory)
+
+
+def collected(root, sources, recipe=RECIPES):
+    problems = compute(synthesize_problems, root, recipe=RECIPE.synthesize)
+    solutions = compute(verify_solutions, root, sources=sources)
+    return compute(collect_prompts, root, sources=sources, synthetic=problems, solutions=solutions, recipe=recipe)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    files = {kind: [record for record, _ in records] for kind, records in FILES.items()}
+    sources = listed(tmp_path_factory.mktemp("data"), files | {"swe_task": [{"x": 1}]}, {"choice": ", domain: medical"})
+    return collected(tmp_path_factory.mktemp("store"), sources)
+
+
+def test_every_record_is_a_prompt_or_has_a_reason(prompts):
+    rejected = {(row["source"], row["offset"]): row["reason"] for row in rows(prompts, "rejected.parquet")}
+    kept = {(row["source"], row["offset"]) for row in rows(prompts, "prompts.parquet")}
+    for kind, records in FILES.items():
+        offset = 0
+        for record, reason in records:
+            place = (f"{kind}.jsonl", offset)
+            assert rejected.get(place, "") == reason and (place in kept) is not bool(reason), record
+            offset += len(json.dumps(record)) + 1
+    reasons = [reason for records in FILES.values() for _, reason in records if reason]
+    assert prompts.record.rejected == {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+    assert prompts.record.unread_files == {"swe_task": 1}
+
+
+def test_prompts_have_kind_and_domain_and_generated_ones_stay_as_they_are(prompts):
+    read = rows(prompts, "prompts.parquet")
+    domains = {row["kind"]: row["domain"] for row in read}
+    assert domains == {
+        "exact": "synthetic",
+        "math": "math",
+        "code_with_tests": "code",
+        "choice": "medical",
+        "constraints": "chat",
+        "tools": "chat",
+    }
+    generated = [row for row in read if row["kind"] == "exact"]
+    assert len(generated) == RECIPE.synthesize.num_prompts
+    assert {row["source"] for row in generated} == {PROMPT_SOURCE}
+    assert prompts.record.num_prompts == len(read) == len(generated) + len(RIGHT)
+    assert sum(prompts.record.prompts_by_domain.values()) == sum(prompts.record.prompts_by_kind.values()) == len(read)
+
+
+def test_a_right_answer_to_every_prompt_is_verified_and_none_of_another_kind(prompts):
+    read = [row for row in rows(prompts, "prompts.parquet") if row["kind"] != "exact"]
+    asked = [AskedPrompt(row["id"], row["kind"], row["answer"]) for row in read]
+    right = [WrittenAnswer(RIGHT[row["prompt"].splitlines()[0]] + "<|user|>", True) for row in read]
+    assert verify_answers(asked, right) == [True] * len(RIGHT)
+    wrong = [WrittenAnswer("I do not know, sorry.<|user|>", True)] * len(asked)
+    assert verify_answers(asked, wrong) == [False] * len(RIGHT)
+
+
+def test_a_collection_is_capped_by_hash_whatever_the_order_of_its_records(tmp_path):
+    records = [{"problem": f"What is {number}?", "answer": str(number)} for number in range(20)]
+    recipe = RECIPES.model_copy(update={"max_per_collection": 5})
+    made = collected(tmp_path / "a", listed(tmp_path / "data", {"math": records}), recipe)
+    kept = {row["id"] for row in rows(made, "prompts.parquet") if row["kind"] == "math"}
+    assert (len(kept), made.record.rejected) == (5, {"collection_full": 15})
+    more = collected(tmp_path / "b", listed(tmp_path / "data", {"math": records}), RECIPES)
+    assert kept < {row["id"] for row in rows(more, "prompts.parquet")}
+
+
+def test_a_file_without_any_prompt_stops_with_its_reasons(tmp_path):
+    sources = listed(tmp_path / "data", {"math": [{"title": "none"}, {"problem": "Why?"}]})
+    with pytest.raises(
+        ValueError,
+        match=r"source math.jsonl: none of its 2 records is a prompt of kind math \({'no_answer': 1, 'no_question': 1}"
+        r"\): correct the file or its kind, or give it the role ignore",
+    ):
+        collected(tmp_path, sources)
+
+
+def test_a_line_that_is_no_json_is_counted(tmp_path):
+    listed(tmp_path / "data", {"math": [{"problem": "What is 3?", "answer": 3}]})
+    with open(tmp_path / "data" / "math.jsonl", "a") as file:
+        file.write("{broken\n[1]\n")
+    made = collected(tmp_path, list_sources(tmp_path / "data"))
+    assert made.record.rejected == {"broken_json": 2} and made.record.prompts_by_kind["math"] == 1

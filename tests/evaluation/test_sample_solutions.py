@@ -1,0 +1,237 @@
+"""Rejection sampling on a toy that answers by chance: what is kept, how often k answers hold a right one, and that
+training on it is learning."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from configs.schema import ContractRecipe, PackingRecipe, RejectionSamplingObjective, Scale, SolutionRecipe
+from flows.solution_rules import refuse_too_few_solutions
+from model.text.chat_template import encode, problem_prompt, render_to_train
+from model.text.tokenizer_layout import tokenizer_for_text
+from tasks.data.packing.pack_phase import pack_phase
+from tasks.data.shards.shard_chats import shard_chats
+from tasks.data.validate_contract import validate_contract
+from tasks.evaluation.sample_solutions import (
+    CHATS_FILE,
+    ROLLOUTS_FILE,
+    SOLVED_FILE,
+    best_of_k,
+    conversation,
+    sample_solutions,
+)
+from tasks.training.policy.prompt_order import Prompt
+from tests.configs.test_phase_graph import add_phase
+from tests.conftest import ROOT
+from tests.support.data_inputs import RECIPE as DATA_RECIPE
+from tests.support.data_inputs import RESOURCES as SPARK
+from tests.support.evaluation_fakes import EVALUATION_RESOURCES
+from tests.support.training_inputs import (
+    SEED,
+    SEQUENCE_LENGTH,
+    PromptAnswers,
+    TrainingInputs,
+    compute,
+    metrics_of,
+    write_toy_prompts,
+)
+from tests.training.test_objectives import ANSWERS, course, sft_recipe
+
+SAMPLES, STEPS, ROWS = 16, 32, 4
+OBJECTIVE = RejectionSamplingObjective(
+    kind="rejection_sampling",
+    samples_per_prompt=SAMPLES,
+    max_kept_per_prompt=2,
+    max_new_tokens=4,
+    temperature=1.0,
+    enable_thinking=False,
+)
+RECIPE = SolutionRecipe(objective=OBJECTIVE, sequence_length=SEQUENCE_LENGTH, dtype="float32", num_threads=1, seed=SEED)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return TrainingInputs(tmp_path_factory.mktemp("solutions") / "home")
+
+
+@pytest.fixture(scope="module")
+def tuned(inputs):
+    """Answers `a?` to `h?` with 0 as often as with 1."""
+    return inputs.train(inputs.chat_arguments(sft_recipe()))
+
+
+def sample(inputs, checkpoint, recipe=RECIPE, answers=ANSWERS, batch_sequences=32, **calls):
+    return compute(
+        inputs.store,
+        sample_solutions,
+        checkpoint=checkpoint,
+        prompts=compute(inputs.store, write_toy_prompts, recipe=PromptAnswers(answers=answers)),
+        recipe=recipe,
+        resources=EVALUATION_RESOURCES.model_copy(update={"batch_sequences": batch_sequences}),
+        **calls,
+    )
+
+
+@pytest.fixture(scope="module")
+def solutions(inputs, tuned):
+    return sample(inputs, tuned)
+
+
+def table(artifact, name):
+    return pq.read_table(artifact.path(name)).to_pylist()
+
+
+def test_right_answers_are_kept_each_once_and_read_as_they_were_sampled(inputs, tuned, solutions):
+    record, tokenizer = solutions.record, tokenizer_for_text(str(tuned.path("hf/tokenizer.json")))
+    groups = {
+        line["prompt_id"]: line for line in map(json.loads, solutions.path(ROLLOUTS_FILE).read_text().split("\n")[:-1])
+    }
+    solved, chats = table(solutions, SOLVED_FILE), table(solutions, CHATS_FILE)
+    assert (record.num_prompts, record.num_answers, record.num_kept) == (8, 8 * SAMPLES, len(chats))
+    for row in solved:
+        group = groups[row["id"]]
+        right = [text for text in group["samples"] if text == f"\n{group['answer']}<|user|>"]
+        others = [text for text in group["samples"] if text.startswith(f"\n{group['answer']}<") and text not in right]
+        assert row["num_right"] == len(right) + len(others) == sum(group["rewards"])
+        assert row["num_kept"] == (1 if right else 0), "equal answers count once"
+    assert (
+        sum(row["num_right"] for row in solved) == record.num_right == record.num_kept + sum(record.left_out.values())
+    )
+    num_tokens = 0
+    for chat in chats:
+        question, answered = json.loads(chat["messages"])
+        ids, trained = encode(tokenizer, render_to_train([question, answered], ()))
+        num_tokens += len(ids)
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+        prompt = tokenizer.decode(
+            encode(tokenizer, problem_prompt(question["content"], False))[0], skip_special_tokens=False
+        )
+        sampled = [text.removeprefix(prompt)]
+        assert (
+            sampled[0]
+            in next(group for group in groups.values() if group["question"] == question["content"])["samples"]
+        )
+        assert (
+            tokenizer.decode([each for each, own in zip(ids, trained, strict=True) if own], skip_special_tokens=False)
+            == sampled[0]
+        )
+    assert num_tokens == record.num_kept_tokens > 0
+
+
+def test_the_answers_meet_their_contract(inputs, solutions):
+    contract = ContractRecipe(name="sampled_solutions")
+    held = compute(inputs.store, validate_contract, subject=solutions, recipe=contract, resources=SPARK).record
+    assert held.num_rows == solutions.record.num_kept + solutions.record.num_prompts and held.num_expectations == 12
+
+
+def test_pass_at_k_is_the_mean_over_every_choice_of_k_answers():
+    num_right, num_samples = [0, 1, 3, 6], 6
+    for point in best_of_k(num_right, num_samples):
+        shares = []
+        for right in num_right:
+            outcomes = [True] * right + [False] * (num_samples - right)
+            chosen = [any(own) for own in itertools.combinations(outcomes, point.k)]
+            shares.append(sum(chosen) / len(chosen))
+        assert point.share == pytest.approx(sum(shares) / len(shares), abs=1e-6)
+    assert [point.k for point in best_of_k(num_right, num_samples)] == [1, 2, 4, 6]
+    assert [point.k for point in best_of_k([1], 64)] == [1, 2, 4, 8, 16, 32, 64] and best_of_k([], 8) == ()
+    assert best_of_k([1], 2)[0].interval is None
+
+
+def test_the_curve_is_that_of_the_counts_and_rises(solutions):
+    right = [row["num_right"] for row in table(solutions, SOLVED_FILE)]
+    assert solutions.record.pass_at == best_of_k(right, SAMPLES)
+    shares = [point.share for point in solutions.record.pass_at]
+    assert shares == sorted(shares) and shares[0] == pytest.approx(sum(right) / (8 * SAMPLES), abs=1e-6)
+    assert 0.2 < shares[0] < 0.8 < shares[-1]
+
+
+def test_answers_depend_neither_on_batches_nor_on_an_interruption(inputs, tuned, solutions, tmp_path):
+    other = TrainingInputs(tmp_path / "home")
+
+    def interrupted(progress):
+        raise InterruptedError
+
+    start = other.train(other.chat_arguments(sft_recipe()))
+    assert start.digest == tuned.digest
+    with pytest.raises(InterruptedError):
+        sample(other, start, report=interrupted)
+    assert sample(other, start, batch_sequences=3).digest == solutions.digest
+    seeded = sample(inputs, tuned, RECIPE.model_copy(update={"seed": SEED + 1}))
+    assert seeded.path(SOLVED_FILE).read_bytes() != solutions.path(SOLVED_FILE).read_bytes()
+
+
+def test_a_prompt_without_room_is_left_out_and_counted(inputs, tuned):
+    none = sample(inputs, tuned, RECIPE.model_copy(update={"sequence_length": 5})).record
+    assert (none.num_prompts, none.num_too_long, none.num_kept, none.pass_at) == (0, 8, 0, ())
+
+
+def test_a_phase_on_right_answers_learns_them(inputs, tuned, solutions):
+    """The toy's own coin tosses, of which only the right ones are trained: it answers rightly afterwards."""
+    chats = compute(
+        inputs.store,
+        shard_chats,
+        chats=solutions,
+        tokenizer=inputs.tokenizer,
+        recipe=DATA_RECIPE.shards,
+        resources=SPARK,
+    )
+    assert chats.record.num_tokens == solutions.record.num_kept_tokens
+    num_tokens = STEPS * ROWS * SEQUENCE_LENGTH
+    packing = PackingRecipe(
+        num_tokens=num_tokens,
+        sequence_length=SEQUENCE_LENGTH,
+        packing="best_fit",
+        mixture={"chat": 1.0},
+        bucket_weights=(),
+        max_epochs=100.0,
+        fim_rate=0.0,
+        seed=SEED,
+    )
+    packed = compute(inputs.store, pack_phase, shards=None, chats=chats, recipe=packing)
+    recipe = sft_recipe(
+        phase="rl_rejection_sampling",
+        objective=OBJECTIVE.model_dump(),
+        course=course("rl_rejection_sampling", 1e-2, ROWS),
+        num_tokens=num_tokens,
+        course_num_tokens=num_tokens,
+    )
+    given = {"packed": packed, "shards": None, "chats": chats}
+    trained = inputs.train(inputs.chat_arguments(recipe, start=tuned) | given)
+    assert trained.record.objective == "rejection_sampling" and trained.record.is_chat_trained
+    losses = [line["lm"] for line in metrics_of(trained.path("metrics.jsonl"))]
+    assert losses[-1] < losses[0]
+    before, after = solutions.record.pass_at[0], sample(inputs, trained).record.pass_at[0]
+    assert before.interval is not None and before.interval[1] < 0.9 < after.share, (before, after)
+
+
+def test_reasoning_and_calls_are_read_into_their_fields():
+    prompt = Prompt("p", "tools", "tools", "What is it?", "[]", "")
+    _, said = conversation(prompt, "\n<think>so and\nso</think>\n12<|user|>", enable_thinking=True)
+    assert (said["reasoning"], said["content"]) == ("so and\nso", "12")
+    call = "\n<tool_call>find\n<arg_key>what</arg_key>\n<arg_value>it</arg_value>\n</tool_call><|observation|>"
+    _, said = conversation(prompt, call, enable_thinking=False)
+    assert said["tool_calls"] == [{"name": "find", "arguments": {"what": "it"}}] and said["content"] == ""
+
+
+def test_too_few_right_answers_are_named_with_figures_and_the_fix(inputs, tuned, solutions):
+    tree = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
+    changes = {"objective": OBJECTIVE.model_dump(), "mixture": {"chat": 0.5, "web": 0.5}, "max_epochs": 4.0}
+    add_phase(tree, "rl_rejection_sampling", like="sft", before="rl_reasoning", start="sft", **changes)
+    phase = next(phase for phase in Scale(**tree).phases if phase.recipe.samples_solutions)
+    least = phase.recipe.num_tokens // 2 // 4
+    enough = solutions.record.model_copy(update={"num_kept_tokens": least})
+    refuse_too_few_solutions(phase, enough)
+    few = enough.model_copy(update={"num_kept_tokens": least - 1})
+    figures = rf"phase rl_rejection_sampling: \d+ of 128 answers to 8 prompts are right .*hold {least - 1} tokens, "
+    with pytest.raises(ValueError, match=rf"{figures}.*at least {least}: raise objective.samples_per_prompt"):
+        refuse_too_few_solutions(phase, few)
+    wrong = sample(inputs, tuned, answers=("wrong",) * 8).record
+    assert wrong.num_right == wrong.num_kept == 0
+    with pytest.raises(ValueError, match=r"0 of 128 answers .*pass@16 0\.0000"):
+        refuse_too_few_solutions(phase, wrong)

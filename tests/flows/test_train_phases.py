@@ -1,0 +1,145 @@
+"""Which weights a phase starts from, is compared with and leaves for a release, where phases form a graph."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from configs.schema import Scale
+from flows import train_phases as flow
+from flows.running.run import AssessedModel, AssessedRewardModel
+from flows.stages import choose_stages
+from flows.train_phases import PhaseHistory
+from tests.configs.test_phase_graph import SAMPLING, add_phase, phase_of
+from tests.conftest import ROOT
+
+
+def artifact(name):
+    return SimpleNamespace(digest=name)
+
+
+@pytest.fixture
+def scale():
+    """A second domain beside micro's path; its reward model and rl_reasoning start from sft."""
+    tree = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
+    add_phase(tree, "mid_domain", like="mid_reasoning", before="sft", start="pretrain_general")
+    phase_of(tree, "sft")["start"] = "mid_reasoning"
+    return Scale(**tree)
+
+
+@pytest.fixture
+def train(scale, monkeypatch):
+    """Runs the phases with steps that record (phase, weights it started from, evaluation it is compared with)."""
+    seen = []
+
+    def run_step(run, step, *, stage, start, **inputs):
+        seen.append([stage.removeprefix("train "), start and start.digest])
+        return artifact(stage.removeprefix("train "))
+
+    def reasons(run, phase):
+        return ("too low",) if phase.name in run.refused else ()
+
+    def assess(run, prepared, phase, checkpoint, packed, start_evaluation, run_id, pairs):
+        seen[-1].append(start_evaluation)
+        figures = f"figures of {phase.name}"
+        return AssessedModel(phase, packed, checkpoint, figures, None, "1", run_id, reasons(run, phase))
+
+    def score(run, phase, checkpoint, pairs, run_id):
+        return AssessedRewardModel(phase, checkpoint, pairs, None, run_id, reasons(run, phase))
+
+    stubs = {"run_step": run_step, "assess_checkpoint": assess, "assess_reward_model": score}
+    for name, stub in stubs.items():
+        monkeypatch.setattr(flow, name, stub)
+    monkeypatch.setattr(flow, "track_phase", lambda run, phase, key: "run")
+    monkeypatch.setattr(flow, "show_phase", lambda run, model: None)
+    monkeypatch.setattr(flow, "connect", lambda uri: None)
+    monkeypatch.setattr(flow, "evaluate", lambda run, prepared, start, stage: f"figures of {start.digest}")
+    monkeypatch.setattr("flows.stages.refuse_impossible_training", lambda *arguments: None)
+    prepared = SimpleNamespace(
+        documents=SimpleNamespace(validation=artifact("validation"), decontaminated=artifact("clean")),
+        tokenizer=artifact("tokenizer"),
+        shards=artifact("shards"),
+        chat_shards=artifact("chats"),
+    )
+
+    def run(first=None, start=None, refused=(), until=None):
+        seen.clear()
+        window = choose_stages(scale, first, start, until)
+        rows = {phase.name: artifact("rows") for phase in window.phases}
+        pairs = {phase.name: artifact("pairs") for phase in window.phases if phase.recipe.reads_pairs}
+        history = PhaseHistory(None if start is None else artifact(start), rows, pairs)
+        run = SimpleNamespace(scale=scale, mlflow="", refused=refused)
+        return flow.train_phases(run, prepared, window.phases, history), list(map(tuple, seen))
+
+    return run
+
+
+def test_a_phase_starts_from_and_is_compared_with_the_model_of_its_start(train):
+    history, trained = train()
+    assert trained == [
+        ("pretrain_general", None, None),
+        ("mid_reasoning", "pretrain_general", "figures of pretrain_general"),
+        ("mid_domain", "pretrain_general", "figures of pretrain_general"),
+        ("sft", "mid_reasoning", "figures of mid_reasoning"),
+        ("reward_model", "sft"),
+        ("rl_reasoning", "sft", "figures of sft"),
+    ]
+    assert history.candidate.phase.name == "rl_reasoning"
+
+
+def test_the_candidate_is_the_newest_language_model(train):
+    history, _ = train(until="reward_model")
+    assert [model.phase.name for model in history.models][-2:] == ["sft", "reward_model"]
+    assert history.candidate.phase.name == "sft" and not history.reasons
+
+
+def test_given_weights_stand_for_the_start_of_every_phase_that_has_the_first_ones(train):
+    _, trained = train("reward_model", "given")
+    assert trained == [("reward_model", "given"), ("rl_reasoning", "given", "figures of given")]
+
+
+def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(monkeypatch, scale):
+    """The stages of a phase with rejection sampling, each with what it reads."""
+    seen = []
+
+    def run_step(run, step, *, stage, **inputs):
+        seen.append((stage, {name: value.digest for name, value in inputs.items() if hasattr(value, "digest")}))
+        return SimpleNamespace(digest=stage, record=None)
+
+    values = scale.model_dump(mode="json")
+    add_phase(values, "rl_rejection_sampling", like="sft", before="rl_reasoning", start="sft", objective=SAMPLING)
+    branched = Scale(**values)
+    phase = next(phase for phase in branched.phases if phase.recipe.samples_solutions)
+    monkeypatch.setattr(flow, "run_step", run_step)
+    monkeypatch.setattr(flow, "check_contract", lambda run, subject, name, stage: seen.append((stage, subject.digest)))
+    monkeypatch.setattr(flow, "refuse_too_few_solutions", lambda phase, record: seen.append(("count", phase.name)))
+    monkeypatch.setattr(flow, "stop_spark", lambda: None)
+    prepared = SimpleNamespace(
+        documents=SimpleNamespace(decontaminated=artifact("prompts")),
+        tokenizer=artifact("tokens"),
+        shards=artifact("s"),
+    )
+    run = SimpleNamespace(scale=branched)
+    assert flow.pack_phases(run, prepared, (phase,)) == {} and not seen, "its rows wait for the weights"
+    solutions = flow._sample(run, prepared, phase, artifact("sft's weights"))
+    packed, chats = flow._pack_solutions(run, prepared, phase, solutions)
+    name = phase.name
+    assert [each for each in seen if not each[0].startswith("contract")] == [
+        (f"sample {name}", {"checkpoint": "sft's weights", "prompts": "prompts"}),
+        ("count", name),
+        (f"shard {name}", {"chats": f"sample {name}", "tokenizer": "tokens"}),
+        (f"pack {name}", {"shards": "s", "chats": f"shard {name}"}),
+    ]
+    assert [each[0] for each in seen if each[0].startswith("contract")] == [
+        f"contract solutions {name}",
+        f"contract shards {name}",
+        f"contract packed {name}",
+    ]
+    assert (packed.digest, chats.digest) == (f"pack {name}", f"shard {name}")
+
+
+def test_a_refused_branch_ends_the_run(train):
+    history, trained = train(refused=("reward_model",))
+    assert trained[-1][0] == "reward_model" and history.reasons == ("too low",)

@@ -1,0 +1,144 @@
+"""Quantized checkpoints: every tensor is accounted for, read back to what the file says, and measured."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model.formats.hf_checkpoint import load_model
+from model.formats.quantized_checkpoint import load_original, load_quantized, write_quantized
+from tests.support.evaluation_fakes import toy_tokenizer
+from tests.support.model_recipes import GLM46, random_model
+from tests.support.saved_models import save_checkpoint
+
+RECIPE = GLM46.model_copy(
+    update={
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "moe_intermediate_size": 128,
+        "head_dim": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 2,
+    }
+)
+FORMATS = ("FP8_DYNAMIC", "FP8_BLOCK", "GPTQ_W4A16", "AWQ_W4A16")
+NUM_MATRICES = 4 * 2 + 3 + 3 + 3 * 4
+"""Of attention, the dense MLP, the shared expert and the routed experts of two layers."""
+ROWS = torch.randint(0, RECIPE.vocab_size, (4, 48), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("source")
+    save_checkpoint(
+        random_model(RECIPE, std=0.05),
+        directory,
+        eos_token_ids=[1],
+        pad_token_id=0,
+        dtype=torch.float32,
+        max_shard_bytes=10**9,
+    )
+    toy_tokenizer().save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def written(request, source, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    return request.param, directory, write_quantized(source, directory, request.param, ROWS)
+
+
+def tensors_of(directory):
+    return {name: tensor for path in directory.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def decoded(tensors, name):
+    """The matrix that the file says, by the formats' definitions."""
+    scale = tensors[f"{name}_scale"].float()
+    if name in tensors:  # e4m3
+        codes = tensors[name].float()
+        height, width = codes.shape
+        blocks = scale.repeat_interleave(-(-height // len(scale)), 0).repeat_interleave(-(-width // scale.shape[1]), 1)
+        return codes * blocks[:height, :width]
+    height, width = tensors[f"{name}_shape"].tolist()
+    packed = tensors[f"{name}_packed"]
+    codes = torch.stack([packed >> 4 * place & 15 for place in range(8)], -1).view(height, -1)[:, :width]
+    zero = torch.full_like(scale, 8.0)
+    if f"{name}_zero_point" in tensors:
+        points = tensors[f"{name}_zero_point"]
+        zero = torch.stack([points >> 4 * place & 15 for place in range(8)], 1).view(-1, points.shape[1])[:height]
+    groups = codes.view(height, scale.shape[1], -1).float()
+    return ((groups - zero[:, :, None]) * scale[:, :, None]).view(height, width)
+
+
+def test_every_tensor_is_accounted_for(written, source):
+    name, directory, counted = written
+    before, after = tensors_of(source), tensors_of(directory)
+    assert (counted.num_quantized, counted.num_expert_matrices) == (NUM_MATRICES, 12)
+    assert counted.num_quantized + counted.num_kept + counted.num_rescaled == len(before)
+    assert counted.num_rescaled == (3 if name.startswith("AWQ") else 0)
+    assert counted.num_calibration_tokens == (0 if name.startswith("FP8") else 4 * 48)
+    kept = ("mlp.gate.weight", "e_score_correction_bias", "embed_tokens.weight", "lm_head.weight", "model.norm.weight")
+    kept = [each for each in before if each.endswith(kept) or each.startswith("model.layers.2.")]
+    assert any("eh_proj" in each for each in kept)
+    assert all(torch.equal(before[each], after[each]) and before[each].dtype == after[each].dtype for each in kept)
+    ignored = json.loads((directory / "config.json").read_text())["quantization_config"]["ignore"]
+    assert "lm_head" in ignored and r"re:model\.layers\.2\..*" in ignored
+
+
+def test_what_is_read_back_is_what_the_file_says(written, source):
+    """Also that experts, and not only attention, hold few different values."""
+    name, directory, _ = written
+    tensors, model = tensors_of(directory), load_quantized(directory)
+    matrices = [each.removesuffix("_scale") for each in tensors if each.endswith("weight_scale")]
+    assert len(matrices) == NUM_MATRICES
+    for each in matrices:
+        torch.testing.assert_close(model.get_parameter(each).detach(), decoded(tensors, each), rtol=1e-6, atol=1e-8)
+        if "W4" in name:
+            assert max(len(row.unique()) for row in model.get_parameter(each).detach()[:, :128]) <= 16
+    ids = torch.tensor(ROWS)
+    with torch.no_grad():
+        before, after = load_original(source)(ids).logits, model(ids).logits
+    relative = float((after - before).norm() / before.norm())
+    assert 0 < relative < (0.4 if "W4" in name else 0.2), relative
+
+
+def test_the_unquantized_model_is_ours(source):
+    """So a loss is the format's, and not that of another implementation."""
+    model = load_model(source)
+    ids = torch.tensor(ROWS)
+    with torch.no_grad():
+        torch.testing.assert_close(load_original(source)(ids).logits, model(ids).logits_BTV, rtol=1e-3, atol=1e-3)
+
+
+def test_awq_divides_and_multiplies_by_the_same_numbers(source, tmp_path):
+    """A norm times the matrix after it stays what it was, up to a step of four bits."""
+    write_quantized(source, tmp_path, "AWQ_W4A16", ROWS)
+    before, after = tensors_of(source), tensors_of(tmp_path)
+    norm, matrix = "model.layers.1.input_layernorm.weight", "model.layers.1.self_attn.q_proj.weight"
+    assert not torch.equal(before[norm], after[norm])
+    product, expected = decoded(after, matrix) * after[norm], before[matrix] * before[norm]
+    assert float((product - expected).norm() / expected.norm()) < 0.12
+    untouched = "model.layers.1.post_attention_layernorm.weight"  # the router reads it
+    assert torch.equal(before[untouched], after[untouched])
+
+
+def test_the_same_inputs_give_the_same_bytes(written, source, tmp_path):
+    name, directory, _ = written
+    write_quantized(source, tmp_path, name, ROWS)
+    files = sorted(path.name for path in directory.iterdir())
+    assert files == sorted(path.name for path in tmp_path.iterdir())
+    assert all((directory / file).read_bytes() == (tmp_path / file).read_bytes() for file in files)
+
+
+def test_a_lost_tensor_is_an_error(written, tmp_path):
+    _, directory, _ = written
+    tensors = load_file(directory / "model.safetensors")
+    lost = next(each for each in tensors if each.endswith("weight_scale"))
+    for path in directory.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    save_file({each: tensor for each, tensor in tensors.items() if each != lost}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"1 tensors are missing, 0 are unknown"):
+        load_quantized(tmp_path)

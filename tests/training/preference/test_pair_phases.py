@@ -1,0 +1,222 @@
+"""Reward and DPO phases through launcher, supervisor and worker: they learn, resume to the same digest, agree on two
+ranks, and are judged by held-out pairs."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from configs.load import load_scale
+from configs.schema import PairEvaluationRecipe, PairPackingRecipe, Waypoint
+from infra.jobs.launchers import JobLostError
+from infra.step import Output, Record, step
+from model.formats.hf_checkpoint import tensor_names
+from tasks.data.packing.pack_pairs import pack_pairs
+from tasks.data.records.documents import document_id
+from tasks.evaluation.evaluate_pairs import evaluate_pairs
+from tasks.evaluation.score_pairs import score_pairs
+from tasks.training.loop.pair_data import PairOrder
+from tasks.training.plan.launch_rules import refuse_impossible_training
+from tests.support.training_inputs import RESOURCES, SEQUENCE_LENGTH, TrainingInputs, compute, metrics_of, small_recipe
+from tests.training.test_objectives import course, sft_recipe
+from tests.training.test_phase import SAVE_EVERY_STEP, signal_after_saves
+
+NUM_STEPS, ROWS = 12, 8
+EVALUATION = load_scale("micro").evaluation
+KINDS = {"reward": {"kind": "reward"}, "dpo": {"kind": "dpo", "beta": 0.2}}
+
+
+class ToyPairs(Record):
+    num_pairs: int
+
+
+@step(content=("pairs/*.parquet",))
+def write_toy_pairs(*, output: Output) -> ToyPairs:
+    """Questions `a?` to `z?`: of two digits the greater one is the better answer."""
+    rows = []
+    for number, letter in enumerate(f"{letter}{mark}" for letter in "abcdefghijklmnopqrstuvwxyz" for mark in "?!"):
+        chosen, rejected = (
+            json.dumps({"role": "assistant", "content": text, "reasoning": "", "tool_calls": []})
+            for text in (str(5 + number % 5), str(number % 5))
+        )
+        prompt = json.dumps([{"role": "user", "content": letter, "reasoning": "", "tool_calls": []}])
+        split = "test" if number % 2 else "validation" if number % 8 == 0 else "train"
+        identity = {"id": document_id("toy", number, 0), "collection": "toy", "tools": "[]", "split": split}
+        rows.append(identity | {"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    pq.write_table(pa.Table.from_pylist(rows), output.path("pairs/part-00000.parquet"))
+    return ToyPairs(num_pairs=len(rows))
+
+
+def pair_recipe(kind: str, **changes):
+    num_tokens = NUM_STEPS * ROWS * SEQUENCE_LENGTH
+    model = sft_recipe().model.model_dump() | ({"num_nextn_predict_layers": 0} if kind == "reward" else {})
+    values = {
+        "phase": "reward_model" if kind == "reward" else "rl_alignment",
+        "objective": KINDS[kind],
+        "course": course(f"pairs_{kind}", 5e-3, ROWS),
+        "model": model,
+        "num_tokens": num_tokens,
+        "course_num_tokens": num_tokens,
+        "max_epochs": 20.0,
+        "validation": {"interval_tokens": num_tokens // 2, "num_tokens": 256, "keep": "last"},
+    }
+    return small_recipe(**values | changes)
+
+
+def pair_arguments(inputs: TrainingInputs, recipe, start, resources=RESOURCES) -> dict:
+    preferences = compute(inputs.store, write_toy_pairs)
+    packing = PairPackingRecipe(sequence_length=SEQUENCE_LENGTH)
+    pairs = compute(inputs.store, pack_pairs, preferences=preferences, tokenizer=inputs.tokenizer, recipe=packing)
+    reference = score(inputs, start, pairs, "train", "validation", "test") if recipe.objective.kind == "dpo" else None
+    arguments = inputs.arguments(small_recipe(), resources, start) | {"recipe": recipe}
+    return arguments | dict.fromkeys(("packed", "shards")) | {"pairs": pairs, "reference": reference}
+
+
+def score(inputs: TrainingInputs, checkpoint, pairs, *parts):
+    recipe = EVALUATION.recipe.pair_scoring(*parts)
+    return compute(
+        inputs.store, score_pairs, checkpoint=checkpoint, pairs=pairs, recipe=recipe, resources=EVALUATION.resources
+    )
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return TrainingInputs(tmp_path_factory.mktemp("preference") / "home")
+
+
+@pytest.fixture(scope="module")
+def tuned(inputs):
+    return inputs.train(inputs.chat_arguments(sft_recipe()))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def trained(request, inputs, tuned):
+    arguments = pair_arguments(inputs, pair_recipe(request.param), tuned)
+    return request.param, arguments, inputs.train(arguments)
+
+
+def test_the_phase_learns_and_its_loss_is_a_measure(trained):
+    """A DPO phase begins at ln 2: its start is its reference. Both rows of the record count pairs."""
+    kind, _, artifact = trained
+    lines = metrics_of(artifact.path("metrics.jsonl"))
+    assert lines[-1]["lm"] < 0.6 * lines[0]["lm"]
+    measured = [line["validation_pair_loss"] for line in lines if "validation_pair_loss" in line]
+    assert len(measured) == 2 and measured[-1] < 0.69
+    if kind == "dpo":
+        assert lines[0]["lm"] == pytest.approx(0.693147, abs=1e-4)
+    assert artifact.record.objective == kind and not artifact.record.unreached_tensors
+    assert artifact.record.validation_bits_per_byte == {}
+
+
+def test_held_out_pairs_judge_the_phase(inputs, tuned, trained):
+    kind, arguments, artifact = trained
+    pairs, reference = arguments["pairs"], arguments["reference"]
+    figures = compute(
+        inputs.store,
+        evaluate_pairs,
+        scores=score(inputs, artifact, pairs, "test"),
+        reference=reference,
+        pairs=pairs,
+        recipe=PairEvaluationRecipe(beta=KINDS[kind].get("beta", 1.0)),
+    ).record
+    assert figures.num_pairs == pairs.record.num_test == 26 and figures.is_scored == (kind == "reward")
+    assert figures.pair_accuracy > 0.8 and figures.interval[0] > 0.5
+    if kind == "dpo":
+        before = compute(
+            inputs.store,
+            evaluate_pairs,
+            scores=score(inputs, tuned, pairs, "test"),
+            reference=reference,
+            pairs=pairs,
+            recipe=PairEvaluationRecipe(beta=0.2),
+        ).record
+        assert before.pair_accuracy == 0.5 and before.mean_margin == 0.0
+
+
+def test_a_reward_model_is_exported_with_its_head_and_without_what_predicts_tokens(tuned, trained):
+    kind, _, artifact = trained
+    names = tensor_names(artifact.directory("hf"))
+    if kind == "dpo":
+        assert names == tensor_names(tuned.directory("hf"))
+        return
+    config = json.loads(artifact.path("hf/config.json").read_text())
+    assert config["architectures"] == ["Glm4MoeForSequenceClassification"] and config["num_nextn_predict_layers"] == 0
+    assert "score.weight" in names and "lm_head.weight" not in names
+    own = sum(t.numel() for t in load_file(artifact.path("hf/model.safetensors")).values())
+    assert own == artifact.record.num_parameters
+
+
+def test_a_killed_phase_continues_to_the_same_result(tuned, trained, tmp_path):
+    kind, _, expected = trained
+    other = TrainingInputs(tmp_path / "home")
+    arguments = pair_arguments(other, pair_recipe(kind), tuned, SAVE_EVERY_STEP)
+    with (
+        signal_after_saves(other.work_dir(arguments), signal.SIGKILL, lambda job: job.pid) as kills,
+        pytest.raises(JobLostError),
+    ):
+        other.train(arguments)
+    resumed = other.train(arguments)
+    assert kills and resumed.digest == expected.digest
+    assert metrics_of(resumed.path("metrics.jsonl")) == metrics_of(expected.path("metrics.jsonl"))
+
+
+def test_two_ranks_train_as_one_does(tuned, trained, tmp_path):
+    """Three pairs for two ranks in the last step: one rank has a filler."""
+    kind, _, _ = trained
+    recipe = pair_recipe(kind, num_tokens=22 * SEQUENCE_LENGTH, course_num_tokens=22 * SEQUENCE_LENGTH)
+    resources = RESOURCES.model_copy(update={"micro_batch_sequences": 2})
+    lines = []
+    for num_ranks, zero_stage in ((1, 0), (2, 1)):
+        changes = {"num_ranks": num_ranks, "ranks_per_node": num_ranks, "zero_stage": zero_stage}
+        other = TrainingInputs(tmp_path / str(num_ranks))
+        arguments = pair_arguments(other, recipe, tuned, resources.model_copy(update=changes))
+        artifact = other.train(arguments)
+        lines.append((metrics_of(artifact.path("metrics.jsonl")), load_file(artifact.path("hf/model.safetensors"))))
+    (one, ours), (two, theirs) = lines
+    for name in ("lm", "grad_norm"):
+        assert [line[name] for line in two] == pytest.approx([line[name] for line in one], rel=2e-3)
+    for name, tensor in ours.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=1e-2, atol=2e-3, msg=name)
+
+
+def test_an_epoch_reads_every_pair_once_in_an_order_of_its_own():
+    order = PairOrder(7, 46)
+    epochs = [order.pairs(start, start + 7) for start in (0, 7)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(7))] * 2 and epochs[0] != epochs[1]
+    assert order.pairs(5, 9) == [*epochs[0][5:], *epochs[1][:2]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tensor_parallel": 2, "num_ranks": 2}, "tensor_parallel 2 cannot train .*set tensor_parallel to 1"),
+        ({"zero_stage": 3}, "zero_stage 3 cannot train .*set zero_stage to 2 or less"),
+        ({"num_ranks": 8, "ranks_per_node": 8}, "does not give each of 8 data-parallel copies a pair"),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cannot_train_is_refused_by_name(kind, changes, reason):
+    refuse_impossible_training(pair_recipe(kind), RESOURCES)
+    with pytest.raises(ValueError, match=reason):
+        refuse_impossible_training(pair_recipe(kind), RESOURCES.model_copy(update=changes))
+
+
+def test_a_loss_of_the_mtp_layer_is_refused_since_it_would_learn_rejected_answers():
+    recipe = pair_recipe("dpo")
+    taught = recipe.course.model_copy(update={"mtp_loss_weight": (Waypoint(until_share=1.0, value=0.1),)})
+    with pytest.raises(ValueError, match=r"mtp_loss_weight above 0 .*: set mtp_loss_weight to 0 in course pairs_dpo"):
+        refuse_impossible_training(recipe.model_copy(update={"course": taught}), RESOURCES)
+
+
+def test_too_few_pairs_and_no_weights_are_refused_with_the_fix(inputs, trained):
+    kind, arguments, _ = trained
+    with pytest.raises(ValueError, match=r"48 pairs need 2.5 passes over 19 pairs .* max_epochs is 2.0: raise it"):
+        inputs.train(arguments | {"recipe": pair_recipe(kind, max_epochs=2.0)})
+    with pytest.raises(ValueError, match=f"objective {kind} needs weights that answer"):
+        inputs.train(arguments | {"start": None})
