@@ -263,8 +263,9 @@ def _account(
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the bars and notes of the libraries; on a machine without an accelerator nothing is pinned for one."""
-    # Importing them writes to standard output already.
-    os.environ |= {"LLM_COMPRESSOR_LOG_DISABLED": "true", "COMPRESSED_TENSORS_LOG_DISABLED": "true"}
+    # Importing them writes to standard output already. Switched off altogether, llm-compressor lacks the level METRIC
+    # of its own measurements, and GPTQ fails.
+    os.environ |= {"LLM_COMPRESSOR_LOG_LEVEL": "CRITICAL", "COMPRESSED_TENSORS_LOG_DISABLED": "true"}
     import tqdm
     from llmcompressor.pipelines.cache import IntermediatesCache
     from transformers.utils import logging
