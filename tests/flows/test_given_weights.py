@@ -168,12 +168,8 @@ def test_a_model_of_others_is_tuned_on_conversations_released_and_reported(given
 
 
 def released_dir(home: Path) -> Path:
-    """The export of the phase, beside which are quantized ones."""
-    (directory,) = [
-        path.parent
-        for path in home.glob("store/objects/*/*/hf/config.json")
-        if "quantization_config" not in json.loads(path.read_text())
-    ]
+    """The export of the phase that trains an adapter, beside the imported weights and the quantized ones."""
+    (directory,) = [path.parent.with_name("hf") for path in home.glob("store/objects/*/*/adapter/adapter_config.json")]
     return directory
 
 

@@ -8,7 +8,7 @@ import math
 
 from configs.schema import GateRecipe, MarginRecipe
 from tasks.evaluation.expert_use import ExpertUse
-from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, Item, text_digest
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, WORKED, Item, text_digest
 
 NUM_ITEMS = 40
 MARGINS = MarginRecipe(
@@ -37,6 +37,11 @@ def document(number, bits_per_byte, domain="web", unit=""):
     return Item(
         name, DOCUMENT, domain, unit or name, text_digest(name), "", "", bits_per_byte, log_probability, 1000, 0, 0
     )
+
+
+def worked_problem(number):
+    name = f"{WORKED}/{number:03d}"
+    return Item(name, WORKED, "synthetic", name, text_digest(name), "", "", 1.0, -100 * math.log(2), 100, 0, 0)
 
 
 def problem(number, right):
@@ -87,6 +92,7 @@ def items_of(
     as conversations."""
     made = [document(number, value) for number, value in enumerate(bits)] if documents is None else list(documents)
     made += [problem(n, n < arithmetic * num_items) for n in range(num_items)]
+    made += [worked_problem(n) for n in range(num_items)]
     made += [chat(n, given) for n, given in enumerate(answers_of(1.0) if answers is None else answers)]
     return made + ([] if choice is None else [question(n, n < choice * num_items) for n in range(num_items)])
 

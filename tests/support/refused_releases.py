@@ -199,14 +199,15 @@ def train_phase(*, output: Output, **inputs: Any) -> TrainedCheckpoint:
 
 
 def write_scale(path: Path) -> None:
-    """micro with the gate of these cases, and evaluated and released as a toy model."""
+    """micro's language models with the gate of these cases, evaluated and released as a toy model, in GGUF alone."""
     tree = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
     tree["scale"] = "refused"
     gate = GATE.model_copy(update={"own_figure": "pass_at_1", "max_expert_cv": 0.2}).model_dump(mode="json")
     for phase in tree["phases"]:
-        phase["recipe"]["gate"] = gate
+        if phase["recipe"]["objective"]["kind"] != "reward":
+            phase["recipe"]["gate"] = gate
     tree["evaluation"]["recipe"] = RECIPE.model_dump(mode="json")
-    tree["release"]["recipe"] |= {"smoke_prompt_tokens": 12, "smoke_new_tokens": 40}
+    tree["release"]["recipe"] |= {"smoke_prompt_tokens": 12, "smoke_new_tokens": 40, "quantized_formats": []}
     path.write_text(yaml.safe_dump(tree))
 
 
@@ -229,7 +230,7 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     from tasks.data.sources.list_sources import SourceListing
 
     prepared = replace(reported_data(store), contracts={})
-    flows.full_pipeline.prepare_data = lambda run, sources, reads_documents: prepared
+    flows.full_pipeline.prepare_data = lambda run, sources, reads_documents, reads_pairs: prepared
     flows.full_pipeline.list_sources = lambda data, say, needed: SourceListing(())
     flows.assess_checkpoint.evaluate_checkpoint = evaluate_checkpoint
     flows.release_model.convert_to_gguf = convert_to_gguf
@@ -255,6 +256,7 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
                 flows.cli.command.app(
                     ["run", str(scale), "--from", stage, "--start", start, "--json"], standalone_mode=False
                 )
+            raise AssertionError(f"{name}: the command ended before its run")
         except Left as left:
             assert (left.args[0] == 1) is (name in LAST_WORK), f"{name}: exit code {left.args[0]}"
             aliases = registry.get_registered_model("glm46-refused").aliases
