@@ -120,6 +120,8 @@ def train(kind: str, peak_rate: float, num_steps: int, rows: Rows) -> float:
             "adam_eps": 1e-8,
             "weight_decay": 0.1,
             "max_grad_norm": 0.0,
+            "adam_rate_ratio": 1.0,
+            "router_rate_ratio": 1.0,
             "state_dtype": "float32",
         }
     )

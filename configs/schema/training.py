@@ -30,6 +30,13 @@ class OptimizerRecipe(Frozen):
     1.0, and Megatron's default, which S3 and S4 run with; the report names none). 0: no clipping. The size of a Muon
     update does not depend on the gradient's, but its momentum does: a step with a large gradient weighs more in it than
     its neighbours."""
+    adam_rate_ratio: float = Field(ge=0)
+    """Learning rate of what is no matrix (norms, biases, the embedding) over that of matrices (S1: 3e-4 over 0.02; the
+    report has one rate, 1.0)."""
+    router_rate_ratio: float = Field(ge=0)
+    """Learning rate of the routers over that of other matrices; 0 freezes them. Muon's updates are as large for a small
+    gradient as for a large one. At a high rate, scores reach 0 or 1 within some hundred steps; then only the selection
+    biases choose, and they send nearly all text of one kind to one expert."""
     state_dtype: Literal["float32", "bfloat16"]
     """Dtype of momentum and moments; master weights are float32 either way."""
 

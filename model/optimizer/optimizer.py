@@ -27,18 +27,29 @@ def is_decayed_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.ndim >= 2 and "embed_tokens" not in name.split(".")
 
 
+def is_router(name: str) -> bool:
+    """The matrix that scores experts."""
+    return name.endswith(".mlp.gate.weight")
+
+
 def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> Muon:
     """Learning rates are 0 until `set_learning_rate`."""
-    matrices: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (matrices if is_decayed_matrix(name, parameter) else rest).append(parameter)
-    groups = [
-        {"params": matrices, "is_muon": recipe.kind == "muon", "weight_decay": recipe.weight_decay},
-        {"params": rest, "is_muon": False, "weight_decay": 0.0},
+            is_matrix = is_decayed_matrix(name, parameter)
+            ratio = recipe.router_rate_ratio if is_router(name) else 1.0 if is_matrix else recipe.adam_rate_ratio
+            groups.setdefault((is_matrix, ratio), []).append(parameter)
+    settings = [
+        {
+            "params": parameters,
+            "is_muon": is_matrix and recipe.kind == "muon",
+            "weight_decay": recipe.weight_decay if is_matrix else 0.0,
+            "rate_ratio": ratio,
+        }
+        for (is_matrix, ratio), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
     ]
-    return Muon(_experts_apart(groups), recipe)
+    return Muon(_experts_apart(settings), recipe)
 
 
 def _experts_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -61,8 +72,9 @@ def _experts_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Every group's own, by its ratio to that of the matrices."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group["rate_ratio"]
 
 
 class Muon(torch.optim.Optimizer):

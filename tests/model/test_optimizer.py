@@ -8,7 +8,7 @@ from torch import nn
 from configs.schema import OptimizerRecipe
 from model.architecture.transformer import Glm4Moe
 from model.optimizer.newton_schulz import orthogonalize
-from model.optimizer.optimizer import build_optimizer, is_decayed_matrix, set_learning_rate
+from model.optimizer.optimizer import build_optimizer, is_decayed_matrix, is_router, set_learning_rate
 from tests.support.model_recipes import GLM46
 
 RECIPE = OptimizerRecipe(
@@ -21,6 +21,8 @@ RECIPE = OptimizerRecipe(
     adam_eps=1e-8,
     weight_decay=0.1,
     max_grad_norm=0.0,
+    adam_rate_ratio=1.0,
+    router_rate_ratio=1.0,
     state_dtype="float32",
 )
 LEARNING_RATE = 0.02
@@ -220,3 +222,19 @@ def test_the_decay_of_matrices_is_the_recipes_and_the_rest_has_none():
     for name, parameter in model.named_parameters():
         kept = 1 - LEARNING_RATE * 0.1 if is_decayed_matrix(name, parameter) else 1.0
         torch.testing.assert_close(parameter, before[name] * kept)
+
+
+def test_routers_and_what_is_no_matrix_have_rates_of_their_own():
+    model = Glm4Moe(GLM46)
+    optimizer = build_optimizer(model, RECIPE.model_copy(update={"adam_rate_ratio": 0.015, "router_rate_ratio": 0.0}))
+    set_learning_rate(optimizer, LEARNING_RATE)
+    rates = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    set_gradients(model, 5)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        is_own = is_router(name) or not is_decayed_matrix(name, parameter)
+        expected = (0.0 if is_router(name) else LEARNING_RATE * 0.015) if is_own else LEARNING_RATE
+        assert rates[id(parameter)] == expected, name
+        assert parameter.equal(before[name]) is is_router(name), name
+    assert any(is_router(name) for name in before)
