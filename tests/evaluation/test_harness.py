@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from lm_eval.api.instance import Instance
 
@@ -19,7 +17,9 @@ LENGTH = 24
 @pytest.fixture(scope="module")
 def model():
     engine = InProcessEngine(toy_model("trained"), weights_version="v", batch_sequences=2)
-    return EngineModel(engine, toy_tokenizer(), LENGTH, "v", SimpleNamespace(report=print))
+    return EngineModel(
+        engine, toy_tokenizer(), LENGTH, "v", lambda progress: None, starts_documents=True, enable_thinking=False
+    )
 
 
 def asked(*arguments):
