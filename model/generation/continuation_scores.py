@@ -140,9 +140,7 @@ def _read(model: Glm4Moe, hidden: Sequence[Tensor], wanted: Sequence[Sequence[in
         start = end
 
 
-def _new_cache(
-    model: Glm4Moe, rows: Sequence[int], num_positions: int, source: KVCache | None = None
-) -> KVCache:
+def _new_cache(model: Glm4Moe, rows: Sequence[int], num_positions: int, source: KVCache | None = None) -> KVCache:
     """An empty cache with room for `num_positions`, or one whose rows hold what those rows of `source` hold; a source
     with one row is given to all."""
     weight, recipe = model.lm_head.weight, model.recipe

@@ -46,13 +46,7 @@ def run_harness(
     """(the harness's sample per question, in their order; its metrics by name)."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     model = EngineModel(
-        engine,
-        tokenizer,
-        sequence_length,
-        weights_version,
-        output.report,
-        starts_documents=True,
-        enable_thinking=False,
+        engine, tokenizer, sequence_length, weights_version, output.report, starts_documents=True, enable_thinking=False
     )
     results: Any = evaluate(model, {TASK: _task(questions)}, bootstrap_iters=0, log_samples=True, verbosity="ERROR")
     return sorted(results["samples"][TASK], key=lambda sample: sample["doc_id"]), results["results"][TASK]
