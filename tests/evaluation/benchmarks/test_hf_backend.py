@@ -13,7 +13,7 @@ from configs.load import load_suite
 from tasks.evaluation.benchmarks.run_suite import read_suite_items, run_suite
 from tasks.evaluation.engine import load_engine
 from tasks.evaluation.harness import EngineModel
-from tests.support.benchmark_files import ANSWERS, LIKELIHOOD, SEQUENCE_LENGTH, write_suite, write_toy_model
+from tests.evaluation.benchmarks.toy_suite import ANSWERS, LIKELIHOOD, SEQUENCE_LENGTH, write_suite, write_toy_model
 
 
 @pytest.fixture(scope="module")
