@@ -135,7 +135,9 @@ class EngineModel(TemplateLM):
                 row = [*self.start, *context, *continuation][-self.sequence_length - 1 :]
                 num_scored = min(len(continuation), len(row) - 1)
                 pairs.append((row[:-num_scored], row[-num_scored:]))
-            likelihoods += [tuple(score) for score in self.engine.score_continuations(pairs)]
+            likelihoods += [
+                (score.log_probability, score.is_greedy) for score in self.engine.score_continuations(pairs)
+            ]
         return likelihoods
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
@@ -150,8 +152,7 @@ class EngineModel(TemplateLM):
                     self.tok_encode(text), self.eot_token_id, self.sequence_length, 1
                 )
             ]
-            scores = self.engine.score([[*context, *scored] for context, scored in windows])
-            totals.append(sum(sum(row[-len(scored) :]) for row, (_, scored) in zip(scores, windows, strict=True)))
+            totals.append(sum(score.log_probability for score in self.engine.score_continuations(windows)))
         return totals
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:

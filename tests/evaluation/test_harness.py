@@ -38,6 +38,17 @@ def test_a_whole_text_is_scored_token_by_token_in_windows_that_end_with_a_full_o
     assert found[0] == 0 and len(row) > 2 * LENGTH, "none of no tokens, and one of more than two windows"
 
 
+def test_a_text_as_long_as_the_model_has_positions_is_scored():
+    engine = InProcessEngine(toy_model("trained"), weights_version="v", batch_sequences=2)
+    limit = engine.model.recipe.max_position_embeddings
+    model = EngineModel(
+        engine, toy_tokenizer(), limit, "v", lambda progress: None, starts_documents=True, enable_thinking=False
+    )
+    text = DOCUMENTS["web"] * 40
+    assert len(model.tok_encode(text)) > limit
+    assert model.loglikelihood_rolling(asked((text,)))[0] < 0
+
+
 def test_a_continuation_is_the_engines_up_to_the_first_stop_string(model):
     tokenizer, wanted = model.bpe, {"max_gen_toks": 12}
     contexts = ["The quick brown fox", DOCUMENTS["web"]]
