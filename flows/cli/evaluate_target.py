@@ -77,9 +77,10 @@ def find_target(target: str, home: Home, scale: str, store: str | None) -> Targe
         return Target(target, "", None, path)
     if "/" in target:
         raise ValueError(f"no directory {path.absolute()}: name a checkpoint in the Hugging Face layout that exists")
-    version = named_version(open_registry(home), model_name(load_scale(scale).scale), target).registered
+    registered = model_name(load_scale(scale).scale)
+    version = named_version(open_registry(home), registered, target).registered
     checkpoint = open_store(store, home).load(version.key, TrainedCheckpoint)
-    return Target(f"{model_name(scale)} version {version.version}", "", None, checkpoint.directory("hf"))
+    return Target(f"{registered} version {version.version}", "", None, checkpoint.directory("hf"))
 
 
 def new_output(output: Path) -> Path:

@@ -103,7 +103,7 @@ def _shape(benchmark: LikelihoodBenchmark | AnswerBenchmark) -> dict[str, Any]:
         "doc_to_text": "right" if is_context else "text",
         "doc_to_choice": "choices",
         "doc_to_target": "target" if is_context else "right",
-        "metric_list": [_mean(RIGHT), *([] if is_context else [_mean("acc_norm")])],
+        "metric_list": [_mean(RIGHT), *([_mean("acc_norm")] if benchmark.kind == "choice" else [])],
     }
 
 
