@@ -79,7 +79,7 @@ def run_suite(
         results.append(result)
         outcomes += answered
     items = encode_items(outcomes)
-    settings: dict[str, object] = asked.suite.model_dump(exclude={"benchmarks"}) | {"limit": asked.limit}
+    settings: dict[str, object] = {**asked.suite.model_dump(exclude={"benchmarks"}), "limit": asked.limit}
     result = SuiteResult(
         format=FORMAT,
         target=target,
