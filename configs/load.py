@@ -1,5 +1,5 @@
-"""Reads a scale's YAML into the frozen tree of configs/schema/; every mistake is one ValueError that names file, key
-and fix."""
+"""Reads the YAML of a scale, or of a suite of benchmarks, into a frozen tree of configs/schema/; every mistake is one
+ValueError that names file, key and fix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from configs.schema import Scale
+from configs.schema import Scale, Suite
 from configs.strict_yaml import read_yaml
 
 CONFIGS_DIR = Path(__file__).resolve().parent
@@ -33,6 +33,24 @@ def load_scale(name_or_path: str) -> Scale:
         )
     try:
         return Scale.model_validate(read_yaml(str(path), path.read_bytes()))
+    except ValidationError as error:
+        raise ValueError(f"{path}: {describe_problems(error)}") from error
+
+
+def suite_names() -> list[str]:
+    """Names of the suites of benchmarks that come with the project."""
+    return sorted(path.stem for path in (CONFIGS_DIR / "suites").glob("*.yaml"))
+
+
+def load_suite(name_or_path: str) -> Suite:
+    """A named suite of benchmarks, or that of a YAML file (a name that ends in .yaml or .yml)."""
+    is_path = name_or_path.endswith((".yaml", ".yml"))
+    path = Path(name_or_path) if is_path else CONFIGS_DIR / "suites" / f"{name_or_path}.yaml"
+    if not path.is_file():
+        known = f"the suites are {', '.join(suite_names())}; a file of your own is named with its ending .yaml"
+        raise ValueError(f"no file {path.absolute()}: {known}" if is_path else f"no suite {name_or_path!r}: {known}")
+    try:
+        return Suite.model_validate(read_yaml(str(path), path.read_bytes()))
     except ValidationError as error:
         raise ValueError(f"{path}: {describe_problems(error)}") from error
 

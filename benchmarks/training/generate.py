@@ -57,7 +57,7 @@ def their_model(model: Glm4Moe):
     """transformers' model with the same weights."""
     from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
-    fields = {name: value for name, value in RECIPE.model_dump().items() if name != "num_nextn_predict_layers"}
+    fields = {name: value for name, value in model.recipe.model_dump().items() if name != "num_nextn_predict_layers"}
     theirs = Glm4MoeForCausalLM(Glm4MoeConfig(**fields, attn_implementation="sdpa")).eval()
     state = dict(model.state_dict())
     for name in [name for name in state if name.endswith("experts.gate_proj")]:

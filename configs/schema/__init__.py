@@ -79,6 +79,7 @@ from configs.schema.scoring import (
 )
 from configs.schema.serving import ServingResources, ServingSection
 from configs.schema.sources import BoilerplateRecipe, ExtractionRecipe, IngestRecipe
+from configs.schema.suites import AnswerBenchmark, Benchmark, FewShot, LikelihoodBenchmark, Suite
 from configs.schema.tokens import NUM_SPECIAL_TOKENS, RepositoryRecipe, ShardRecipe, TokenizerRecipe
 from configs.schema.training import (
     AdapterRecipe,
@@ -100,6 +101,8 @@ __all__ = [
     "SERVED_GGUF_TYPE",
     "AdapterRecipe",
     "AdapterTarget",
+    "AnswerBenchmark",
+    "Benchmark",
     "BoilerplateRecipe",
     "ChatCollectionRecipe",
     "ChatRecipe",
@@ -119,6 +122,7 @@ __all__ = [
     "EvaluationResources",
     "EvaluationSection",
     "ExtractionRecipe",
+    "FewShot",
     "FilterRecipe",
     "Frozen",
     "GateRecipe",
@@ -126,6 +130,7 @@ __all__ = [
     "IngestRecipe",
     "JobResources",
     "LanguageRecipe",
+    "LikelihoodBenchmark",
     "MarginRecipe",
     "Mixture",
     "MixtureWaypoint",
@@ -175,6 +180,7 @@ __all__ = [
     "SparkResources",
     "SpikeRecipe",
     "SplitRecipe",
+    "Suite",
     "SynthesisRecipe",
     "TeacherLimits",
     "TeacherRecipe",

@@ -1,4 +1,4 @@
-"""The command line `glm46`: run, plan, stage, chat, serve, up, down, jobs, checkpoint, adopt, gc, doctor,
+"""The command line `glm46`: run, plan, stage, chat, serve, eval, up, down, jobs, checkpoint, adopt, gc, doctor,
 lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
@@ -17,6 +17,7 @@ import typer
 
 from flows.cli.checkpoint_commands import checkpoint_app
 from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_errors
+from flows.cli.eval_command import evaluate
 from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
 from flows.cli.options import ADDRESS, JSON, SCALE, STORE
@@ -284,6 +285,8 @@ def down() -> None:
 
         print(f"{bring_down(open_home())} processes ended")
 
+
+app.command("eval")(evaluate)
 
 app.command()(adopt)
 

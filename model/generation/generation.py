@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model.architecture.losses import IGNORED
 from model.architecture.transformer import Glm4Moe
+from model.generation.continuation_scores import ContinuationScore, Pair, score_continuations
 from model.generation.decoding import Decoding, TorchDecoding
 from model.generation.kernel_decoding import KernelDecoding, KernelWeights, kernel_applies
 from model.generation.sampling import Chosen, NonFiniteLogitsError, Sampling, choose_tokens
@@ -116,6 +117,10 @@ class InProcessEngine:
             for row, member in zip(rows, members, strict=True):
                 scores[member] = row[: max(0, len(token_id_sequences[member]) - 1)]
         return scores
+
+    def score_continuations(self, pairs: Sequence[Pair]) -> list[ContinuationScore]:
+        """Log-probability of every continuation after its context, and whether it is the greedy one."""
+        return score_continuations(self.model, pairs, self.batch_sequences)
 
     @property
     def _device(self) -> torch.device:

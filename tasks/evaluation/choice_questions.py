@@ -10,7 +10,7 @@ import hashlib
 import heapq
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
@@ -81,8 +81,11 @@ def parse_question(line: bytes) -> Parsed | None:
     if b'"choices"' not in line:
         return None
     record = parse_object(0, line).record
-    if record is None:
-        return None
+    return None if record is None else question_of(record)
+
+
+def question_of(record: Mapping[str, Any]) -> Parsed | None:
+    """Likewise, of a record that was read."""
     text, choices = record.get("query", record.get("question")), record.get("choices")
     if not isinstance(text, str) or not text.strip() or not isinstance(choices, list) or len(choices) < 2:
         return None

@@ -13,6 +13,7 @@ from model.text.tokenizer_layout import END_OF_TEXT, END_TOKENS, tokenizer_for_t
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from model.generation.continuation_scores import ContinuationScore, Pair
     from model.generation.generation import Generation, InProcessEngine, Sampling
 
 
@@ -25,6 +26,10 @@ class Engine(Protocol):
 
     def score(self, token_id_sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Natural log-probability of every token after the first, given those before it."""
+        ...
+
+    def score_continuations(self, pairs: Sequence[Pair]) -> list[ContinuationScore]:
+        """Log-probability of every continuation after its context, and whether it is the greedy one."""
         ...
 
 

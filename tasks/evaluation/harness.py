@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
@@ -18,8 +18,9 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from infra.step import Output, Progress
+from infra.step import Output, Progress, canonical_json
 from model.generation.sampling import Sampling
+from model.text.chat_template import render
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.evaluation.engine import Engine, document_token_ids, end_token_ids, special_token_id
 from tasks.evaluation.suite import Question
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 TASK = "glm46_choice"
 PAIRS_PER_REPORT = 256
-"""Number of pairs of question and choice that the engine is given between two progress reports."""
+"""Number of pairs of context and continuation that the engine is given between two progress reports."""
+PROMPTS_PER_REPORT = 64
+"""Likewise of prompts to be continued; the seeds of sampled continuations count these blocks."""
 
 
 def run_harness(
@@ -42,7 +45,9 @@ def run_harness(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """(the harness's sample per question, in their order; its metrics by name)."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    model = EngineModel(engine, tokenizer, sequence_length, weights_version, output)
+    model = EngineModel(
+        engine, tokenizer, sequence_length, weights_version, output.report, starts_documents=True, enable_thinking=False
+    )
     results: Any = evaluate(model, {TASK: _task(questions)}, bootstrap_iters=0, log_samples=True, verbosity="ERROR")
     return sorted(results["samples"][TASK], key=lambda sample: sample["doc_id"]), results["results"][TASK]
 
@@ -78,67 +83,110 @@ class QuietTask(ConfigurableTask):
 
 class EngineModel(TemplateLM):
     """Scores and continues text with an engine; a context that makes a row longer than `sequence_length` loses its
-    beginning."""
+    beginning.
+
+    Contexts begin with end-of-text where `starts_documents`, as the model's documents do. Without it a text's tokens
+    are those that the harness's `hf` backend gives a model.
+    """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, sequence_length: int, weights_version: str, output: Output
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        sequence_length: int,
+        weights_version: str,
+        report: Callable[[Progress], None],
+        *,
+        starts_documents: bool,
+        enable_thinking: bool,
     ) -> None:
         super().__init__()
-        self.engine, self.bpe, self.sequence_length, self.output = engine, tokenizer, sequence_length, output
-        self.weights_version = weights_version
+        self.engine, self.bpe, self.sequence_length, self.report = engine, tokenizer, sequence_length, report
+        self.weights_version, self.enable_thinking = weights_version, enable_thinking
+        self.start = [self.eot_token_id] if starts_documents else []
 
     @property
     def eot_token_id(self) -> int:
         return special_token_id(self.bpe, END_OF_TEXT)
 
+    @property
+    def tokenizer_name(self) -> str:
+        return self.weights_version
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
         return document_token_ids(self.bpe, string)[1:]
+
+    def apply_chat_template(self, chat_history: list[Any], add_generation_prompt: bool = True) -> str:
+        segments = render(
+            chat_history, (), enable_thinking=self.enable_thinking, add_generation_prompt=add_generation_prompt
+        )
+        return "".join(segment.text for segment in segments)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests: list[Any], **options: Any) -> list[tuple[float, bool]]:
-        """Log-probability of every continuation. Whether it is the greedy one is not measured: acc and acc_norm do not
-        need it."""
+        """Log-probability of every continuation, and whether it is the greedy one."""
         likelihoods: list[tuple[float, bool]] = []
         for start in range(0, len(requests), PAIRS_PER_REPORT):
-            self.output.report(Progress(start, len(requests), "choices", "scoring multiple choice"))
-            block = requests[start : start + PAIRS_PER_REPORT]
-            rows = [
-                [self.eot_token_id, *context, *continuation][-self.sequence_length - 1 :]
-                for _, context, continuation in block
+            self.report(Progress(start, len(requests), "choices", "scoring continuations"))
+            pairs = []
+            for _, context, continuation in requests[start : start + PAIRS_PER_REPORT]:
+                row = [*self.start, *context, *continuation][-self.sequence_length - 1 :]
+                num_scored = min(len(continuation), len(row) - 1)
+                pairs.append((row[:-num_scored], row[-num_scored:]))
+            likelihoods += [
+                (score.log_probability, score.is_greedy) for score in self.engine.score_continuations(pairs)
             ]
-            for (_, _, continuation), scores in zip(block, self.engine.score(rows), strict=True):
-                likelihoods.append((sum(scores[-len(continuation) :]), False))
         return likelihoods
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-probability of every whole text. A text longer than `sequence_length` is scored in windows of that
         length, every token once, the last window with as many tokens before its own as fit."""
         totals: list[float] = []
-        for (text,) in (request.args for request in requests):
-            token_ids = self.tok_encode(text)
+        for number, (text,) in enumerate(request.args for request in requests):
+            self.report(Progress(number, len(requests), "texts", "scoring texts"))
             windows = [
                 make_disjoint_window(window)
-                for window in get_rolling_token_windows(token_ids, self.eot_token_id, self.sequence_length, 1)
+                for window in get_rolling_token_windows(
+                    self.tok_encode(text), self.eot_token_id, self.sequence_length, 1
+                )
             ]
-            scores = self.engine.score([[*context, *scored] for context, scored in windows])
-            totals.append(sum(sum(row[-len(scored) :]) for row, (_, scored) in zip(scores, windows, strict=True)))
+            totals.append(sum(score.log_probability for score in self.engine.score_continuations(windows)))
         return totals
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Every context's continuation up to the first of its stop strings or the end of the answer."""
-        answers: list[str] = []
-        for seed, (context, options) in enumerate(request.args for request in requests):
-            wanted: dict[str, Any] = {**normalize_gen_kwargs(options)}
-            max_new_tokens = wanted["max_gen_toks"]
-            if max_new_tokens >= self.sequence_length:
-                raise ValueError(f"max_gen_toks ({max_new_tokens}) must be below {self.sequence_length}: lower it")
-            prompt = [self.eot_token_id, *self.tok_encode(context)][max_new_tokens - self.sequence_length :]
-            sampling = Sampling(
-                max_new_tokens, wanted.get("temperature", 0.0), stop_token_ids=end_token_ids(self.bpe), seed=seed
-            )
-            token_ids = self.engine.generate([prompt], sampling, self.weights_version).token_ids[0]
-            text = self.bpe.decode(token_ids, skip_special_tokens=True)
-            answers.append(postprocess_generated_text(text, wanted["until"], think_end_token=None))
+        answers = [""] * len(requests)
+        for options, members in _by_options(requests):
+            for start in range(0, len(members), PROMPTS_PER_REPORT):
+                self.report(Progress(start, len(members), "prompts", "answering"))
+                block = members[start : start + PROMPTS_PER_REPORT]
+                contexts = [requests[member].args[0] for member in block]
+                for member, answer in zip(block, self._continue(contexts, options, seed=start), strict=True):
+                    answers[member] = answer
         return answers
+
+    def _continue(self, contexts: Sequence[str], options: dict[str, Any], seed: int) -> list[str]:
+        wanted: dict[str, Any] = {**normalize_gen_kwargs(options)}
+        max_new_tokens = wanted["max_gen_toks"]
+        if max_new_tokens >= self.sequence_length:
+            raise ValueError(f"max_gen_toks ({max_new_tokens}) must be below {self.sequence_length}: lower it")
+        prompts = [
+            [*self.start, *self.tok_encode(context)][max_new_tokens - self.sequence_length :] for context in contexts
+        ]
+        sampling = Sampling(
+            max_new_tokens, wanted.get("temperature", 0.0), stop_token_ids=end_token_ids(self.bpe), seed=seed
+        )
+        generation = self.engine.generate(prompts, sampling, self.weights_version)
+        texts = [self.bpe.decode(token_ids, skip_special_tokens=True) for token_ids in generation.token_ids]
+        return [postprocess_generated_text(text, wanted["until"], think_end_token=None) for text in texts]
+
+
+def _by_options(requests: Sequence[Any]) -> list[tuple[dict[str, Any], list[int]]]:
+    """The numbers of the requests that have the same options, with those options."""
+    groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
+    for number, request in enumerate(requests):
+        options = request.args[1]
+        groups.setdefault(canonical_json(options), (options, []))[1].append(number)
+    return list(groups.values())

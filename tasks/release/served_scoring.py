@@ -41,19 +41,26 @@ class ServedScorer:
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
         """Natural log-probability of every token after the first, given those before it."""
-        return [self._score_token(token_ids[:end], token_ids[end]) for end in range(1, len(token_ids))]
+        return [self._score_token(token_ids[:end], token_ids[end])[0] for end in range(1, len(token_ids))]
 
-    def _score_token(self, prefix: Sequence[int], token_id: int) -> float:
+    def score_continuation(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
+        """(natural log-probability of a continuation after its context, whether it is the greedy one)."""
+        row = [*context, *continuation]
+        scores = [self._score_token(row[:end], row[end]) for end in range(len(context), len(row))]
+        return sum(score for score, _ in scores), all(is_best for _, is_best in scores)
+
+    def _score_token(self, prefix: Sequence[int], token_id: int) -> tuple[float, bool]:
         for entry in self._complete(prefix, token_id, num_reported=1):
             assert entry["id"] == token_id, f"llama.cpp generated {entry['id']}, {token_id} was forced"
-            return entry["logprob"]
+            return entry["logprob"], entry["top_logprobs"][0]["id"] == token_id
         return self._score_hidden(prefix, token_id)
 
-    def _score_hidden(self, prefix: Sequence[int], token_id: int) -> float:
+    def _score_hidden(self, prefix: Sequence[int], token_id: int) -> tuple[float, bool]:
         """The server's report leaves out a token that ends inside a UTF-8 character: force another token and look this
         one up among all."""
         (entry,) = self._complete(prefix, self.filler_token_id, num_reported=self.vocab_size)
-        return next(other["logprob"] for other in entry["top_logprobs"] if other["id"] == token_id)
+        every = entry["top_logprobs"]
+        return next(other["logprob"] for other in every if other["id"] == token_id), every[0]["id"] == token_id
 
     def _complete(self, prefix: Sequence[int], forced_token_id: int, num_reported: int) -> list[dict[str, Any]]:
         request = {

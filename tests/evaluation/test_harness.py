@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from lm_eval.api.instance import Instance
 
@@ -19,7 +17,9 @@ LENGTH = 24
 @pytest.fixture(scope="module")
 def model():
     engine = InProcessEngine(toy_model("trained"), weights_version="v", batch_sequences=2)
-    return EngineModel(engine, toy_tokenizer(), LENGTH, "v", SimpleNamespace(report=print))
+    return EngineModel(
+        engine, toy_tokenizer(), LENGTH, "v", lambda progress: None, starts_documents=True, enable_thinking=False
+    )
 
 
 def asked(*arguments):
@@ -36,6 +36,17 @@ def test_a_whole_text_is_scored_token_by_token_in_windows_that_end_with_a_full_o
             expected += model.engine.score([row[max(0, end - LENGTH) : index + 1]])[0][-1]
         assert total == pytest.approx(expected, abs=1e-3), text
     assert found[0] == 0 and len(row) > 2 * LENGTH, "none of no tokens, and one of more than two windows"
+
+
+def test_a_text_as_long_as_the_model_has_positions_is_scored():
+    engine = InProcessEngine(toy_model("trained"), weights_version="v", batch_sequences=2)
+    limit = engine.model.recipe.max_position_embeddings
+    model = EngineModel(
+        engine, toy_tokenizer(), limit, "v", lambda progress: None, starts_documents=True, enable_thinking=False
+    )
+    text = DOCUMENTS["web"] * 40
+    assert len(model.tok_encode(text)) > limit
+    assert model.loglikelihood_rolling(asked((text,)))[0] < 0
 
 
 def test_a_continuation_is_the_engines_up_to_the_first_stop_string(model):

@@ -39,6 +39,7 @@ TOYS: dict[str, Toy] = {
     "data.embedding": ("", {"NUM_DOCUMENTS": 2, "NUM_ROUNDS": 1}),
     "training.checkpoint_pause": ("--rounds 1 --steps 2 --interval 1", {"BATCH": 1, "LENGTH": 16, "RECIPE": SMALL}),
     "training.generate": ("--rounds 1 --new-tokens 4 --training-steps 2", {"BATCHES": (1, 2), "RECIPE": SMALL}),
+    "training.likelihood": ("--questions 3 --shots 1", {"RECIPE": SMALL}),
     "training.muon": (
         "--steps 2",
         {"LENGTHS": (1.0, 2.0), "VALIDATION_ROWS": 4, "SAMPLE_CHARS": 40_000, "MODEL": {"hidden_size": 32}},

@@ -11,7 +11,7 @@ import io
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -124,6 +124,20 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
             "(.gz, .bz2 and .zst are read as well), or give files the role pretrain in its glm46-data.yaml"
         )
     return SourceListing(files)
+
+
+def list_named(data: str, names: Collection[str]) -> SourceListing:
+    """Those files of a data directory that have these names and any role but ignore; only they are read. Raises
+    ValueError for a name that is not among them."""
+    root = _root_of(data)
+    roles = [(name, entry) for name, entry in assign_roles(root, "evaluation") if name in names]
+    absent = sorted(set(names) - {name for name, _ in roles})
+    if absent:
+        raise ValueError(
+            f"{root.where} has no file {absent[0]}{root.note}, or {MANIFEST_NAME} gives it no role: add the file with "
+            f"the role evaluation, or name a suite without it"
+        )
+    return SourceListing(_hashed_files(root, roles, None))
 
 
 def _report_unread(root: SourceRoot, read: set[str], report: Report) -> None:

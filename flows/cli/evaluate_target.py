@@ -1,0 +1,208 @@
+"""Evaluates a model by a suite of benchmarks, for `glm46 eval`: a checkpoint, a registered version, a GGUF file, or a
+server.
+
+No pipeline server is started, and nothing is written before every benchmark has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.load import load_scale, load_suite
+from configs.schema import ServingResources
+from infra.home import Home
+from infra.registry.model_registry import model_name, open_registry
+from infra.registry.registered_versions import named_version
+from infra.serving.model_client import ModelClient
+from infra.serving.model_server import running_model_server
+from infra.step import Progress
+from infra.storage.open_store import open_store
+from tasks.evaluation.benchmarks.run_suite import Asked, read_suite_items, run_suite
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+
+    from tasks.evaluation.benchmarks.suite_results import SuiteResult
+
+SECONDS_PER_LINE = 5.0
+"""Between two lines of progress."""
+NUM_THREADS = 2
+STARTUP_TIMEOUT_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is evaluated, as the user named it and as it was found."""
+
+    name: str
+    url: str
+    """Empty unless it is a server's."""
+    gguf_path: Path | None
+    checkpoint_dir: Path | None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of `glm46 eval`."""
+
+    target: Target
+    asked: Asked
+    output: Path
+    device: str
+    model: str
+    """The name under which a server knows its model; empty for its only one."""
+    key_variable: str
+
+
+def find_target(target: str, home: Home, scale: str, store: str | None) -> Target:
+    """Raises ValueError for a path, alias or version that does not exist."""
+    if target.startswith(("http://", "https://")):
+        return Target(target, target, None, None)
+    path = Path(target)
+    if target.endswith(".gguf"):
+        if not path.is_file():
+            raise ValueError(f"no file {path.absolute()}: name a GGUF file that exists")
+        return Target(target, "", path, None)
+    if path.is_dir():
+        return Target(target, "", None, path)
+    if "/" in target:
+        raise ValueError(f"no directory {path.absolute()}: name a checkpoint in the Hugging Face layout that exists")
+    registered = model_name(load_scale(scale).scale)
+    version = named_version(open_registry(home), registered, target).registered
+    checkpoint = open_store(store, home).load(version.key, TrainedCheckpoint)
+    return Target(f"{registered} version {version.version}", "", None, checkpoint.directory("hf"))
+
+
+def new_output(output: Path) -> Path:
+    """Raises ValueError for a file that exists or has no place."""
+    from tasks.evaluation.benchmarks.suite_results import items_path
+
+    if output.suffix != ".json":
+        raise ValueError(f"--output {output} must end in .json; the items are written beside it")
+    for path in (output, items_path(output)):
+        if path.exists():
+            raise ValueError(f"{path} exists: name a new file")
+    if not output.absolute().parent.is_dir():
+        raise ValueError(f"the directory of --output {output} does not exist: make it first")
+    return output
+
+
+def ask(suite: str, data: str, limit: int | None) -> Asked:
+    """The items of a suite. Raises ValueError for an unknown suite, and for data that do not fit it."""
+    return read_suite_items(suite, load_suite(suite), data, limit)
+
+
+def evaluate_target(wanted: Wanted, home: Home) -> SuiteResult:
+    """Run the suite and write both files. Raises ValueError or ServerFailedError before anything is written."""
+    from tasks.evaluation.benchmarks.suite_results import write_result
+
+    report = _lines_of_progress()
+    with _opened(wanted, home, report) as (model, engine):
+        result, items = run_suite(model, wanted.asked, wanted.target.name, engine, report)
+    write_result(wanted.output, result, items)
+    return result
+
+
+@contextmanager
+def _opened(wanted: Wanted, home: Home, report: Callable[[Progress], None]) -> Iterator[tuple[LM, str]]:
+    """(the model as the harness asks it, what computes)."""
+    target = wanted.target
+    if target.checkpoint_dir is not None:
+        yield _checkpoint_model(target.checkpoint_dir, wanted, report), "glm46"
+    elif target.gguf_path is not None:
+        with _llama_model(target.gguf_path, wanted.asked, home, report) as model:
+            yield model, "llama.cpp"
+    else:
+        yield _endpoint_model(wanted, report), target.url
+
+
+def _checkpoint_model(checkpoint_dir: Path, wanted: Wanted, report: Callable[[Progress], None]) -> LM:
+    from tokenizers import Tokenizer
+
+    from model.formats.hf_checkpoint import read_config
+    from tasks.evaluation.engine import load_engine
+    from tasks.evaluation.harness import EngineModel
+
+    suite, tokenizer_path = wanted.asked.suite, checkpoint_dir / "tokenizer.json"
+    if not tokenizer_path.is_file():
+        raise ValueError(f"{tokenizer_path} does not exist: export the checkpoint with its tokenizer")
+    positions = read_config(checkpoint_dir).max_position_embeddings
+    version = hashlib.sha256((checkpoint_dir / "config.json").read_bytes()).hexdigest()
+    engine = load_engine(
+        checkpoint_dir,
+        weights_version=version,
+        batch_sequences=suite.batch_sequences,
+        device=wanted.device,
+        dtype=suite.dtype,
+    )
+    return EngineModel(
+        engine,
+        Tokenizer.from_file(str(tokenizer_path)),
+        min(suite.sequence_length, positions),
+        version,
+        report,
+        starts_documents=False,
+        enable_thinking=suite.enable_thinking,
+    )
+
+
+@contextmanager
+def _llama_model(gguf_path: Path, asked: Asked, home: Home, report: Callable[[Progress], None]) -> Iterator[LM]:
+    from tasks.evaluation.benchmarks.server_model import LlamaModel, server_tokens
+    from tasks.release.served_scoring import ServedScorer
+
+    suite = asked.suite
+    resources = ServingResources(
+        host="127.0.0.1",
+        port=0,
+        context_length=suite.sequence_length + 1,
+        num_threads=NUM_THREADS,
+        startup_timeout_seconds=STARTUP_TIMEOUT_SECONDS,
+    )
+    with running_model_server(gguf_path, resources, home.run_dir / "eval-server.log") as server:
+        with urllib.request.urlopen(f"{server.url}/v1/models", timeout=suite.timeout_seconds) as answer:
+            described = json.load(answer)["data"][0]["meta"]
+        client = ModelClient(server.url, "", suite.timeout_seconds, "")
+        sequence_length = min(suite.sequence_length, described["n_ctx_train"])
+        (filler,) = server_tokens(server.url, "a")
+        with ServedScorer(server.url, filler, described["n_vocab"]) as scorer:
+            yield LlamaModel(client, scorer, sequence_length, suite.enable_thinking, report)
+
+
+def _endpoint_model(wanted: Wanted, report: Callable[[Progress], None]) -> LM:
+    from tasks.evaluation.benchmarks.server_model import EndpointModel
+
+    asked, suite = wanted.asked, wanted.asked.suite
+    if asked.needs_whole_texts:
+        raise ValueError(
+            f"suite {asked.name} scores whole texts, which needs the tokens of the model behind {wanted.target.url}: "
+            f"give the checkpoint or its GGUF file, or a suite without the kind text"
+        )
+    client = ModelClient(wanted.target.url, wanted.key_variable, suite.timeout_seconds, wanted.model)
+    if asked.needs_likelihoods:
+        client.require_likelihoods()
+    return EndpointModel(client, suite.enable_thinking, report)
+
+
+def _lines_of_progress() -> Callable[[Progress], None]:
+    """Prints progress to standard error, and a benchmark's name when it starts."""
+    last = 0.0
+
+    def report(progress: Progress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if progress.unit == "benchmarks" or now - last > SECONDS_PER_LINE:
+            last = now
+            print(f"{progress.message}: {progress.done} of {progress.total} {progress.unit}", file=sys.stderr)
+
+    return report

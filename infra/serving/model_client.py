@@ -1,0 +1,151 @@
+"""A client of any server with OpenAI's API: completions, chats, and log-probabilities where the server gives them.
+
+A request that fails is not repeated: an evaluation must not count one answer twice. The key comes from an environment
+variable that the user names, and is written nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+PROBE = "One two three"
+
+
+class ServerFailedError(RuntimeError):
+    """A server that did not answer, or answered with an error."""
+
+
+@dataclass(frozen=True)
+class TextScore:
+    log_probability: float
+    is_greedy: bool
+
+
+class ModelClient:
+    """Asks one model of one server."""
+
+    def __init__(self, url: str, key_variable: str, timeout_seconds: float, model: str) -> None:
+        """`model` empty takes the only one that the server lists. Raises ValueError for a URL that is none or holds a
+        password, for a key that is not set, and for a server with several models."""
+        from openai import OpenAI
+
+        address = urlsplit(url)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ValueError(f"{url} is no URL of a server: write http://HOST:PORT/v1 or https://HOST/v1")
+        if "@" in address.netloc:
+            raise ValueError("the URL names a user or a password before @: give the key with --api-key-env NAME")
+        if key_variable and not os.environ.get(key_variable):
+            raise ValueError(f"the environment variable {key_variable} of --api-key-env is not set: export the key")
+        self.url = url.rstrip("/")
+        base_url = self.url if address.path.strip("/") else f"{self.url}/v1"
+        self._client: OpenAI = OpenAI(
+            base_url=base_url,
+            api_key=os.environ[key_variable] if key_variable else "none",
+            timeout=timeout_seconds,
+            max_retries=0,
+        )
+        self.num_answered = 0
+        self.model = model or self._only_model()
+
+    def _only_model(self) -> str:
+        with self._explained():
+            names = sorted(model.id for model in self._client.models.list())
+        if len(names) != 1:
+            raise ValueError(f"{self.url} serves {len(names)} models ({', '.join(names[:8])}): name one with --model")
+        return names[0]
+
+    def complete(self, prompt: str, max_tokens: int, stop: Sequence[str]) -> str:
+        """The greedy continuation of a text."""
+        with self._explained():
+            answer = self._client.completions.create(
+                model=self.model, prompt=prompt, max_tokens=max_tokens, temperature=0, **_stops(stop)
+            )
+            return answer.choices[0].text
+
+    def chat(self, messages: Sequence[Any], max_tokens: int, stop: Sequence[str], enable_thinking: bool) -> str:
+        """What the assistant says after its reasoning. `enable_thinking` goes to the chat template, as vLLM, SGLang and
+        llama.cpp take it."""
+        with self._explained():
+            answer = self._client.chat.completions.create(
+                model=self.model,
+                messages=list(messages),
+                max_tokens=max_tokens,
+                temperature=0,
+                extra_body={"chat_template_kwargs": {"enable_thinking": enable_thinking}},
+                **_stops(stop),
+            )
+            return answer.choices[0].message.content or ""
+
+    def require_likelihoods(self) -> None:
+        """Raises ValueError for a server that does not report the log-probabilities of a prompt."""
+        try:
+            self.score(PROBE, " four")
+        except (ServerFailedError, ValueError) as error:
+            raise ValueError(
+                f"{self.url} reports no log-probabilities of a given text (`echo` with `logprobs` of /v1/completions), "
+                f"which likelihood benchmarks need: give the checkpoint or its GGUF file, or a suite that only "
+                f"generates"
+            ) from error
+
+    def score(self, context: str, continuation: str) -> TextScore:
+        """Of the tokens that end after the context. Raises ValueError for an answer without them."""
+        text = context + continuation
+        with self._explained():
+            answer = self._client.completions.create(
+                model=self.model, prompt=text, max_tokens=1, temperature=0, logprobs=1, echo=True
+            )
+        reported = answer.choices[0].logprobs
+        if reported is None or not reported.tokens or not reported.token_logprobs or not reported.text_offset:
+            raise ValueError(f"{self.url} answered without log-probabilities of the prompt")
+        total, is_greedy, num_scored = 0.0, True, 0
+        ends = [*reported.text_offset[1:], math.inf]
+        for index, (start, end) in enumerate(zip(reported.text_offset, ends, strict=True)):
+            value = reported.token_logprobs[index]
+            if end <= len(context) or start >= len(text):
+                continue
+            if value is None:
+                raise ValueError(f"{self.url} reports no log-probability of the first token: the context is empty")
+            best = (reported.top_logprobs or [])[index]
+            total, num_scored = total + value, num_scored + 1
+            is_greedy &= value >= max(best.values())
+        if not num_scored:
+            raise ValueError(f"{self.url} reported no token after the context")
+        return TextScore(total, is_greedy)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Counts an answer; a failure is one sentence."""
+        from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
+
+        after = f"after {self.num_answered} answers" if self.num_answered else "at the first request"
+        try:
+            yield
+        except APITimeoutError as error:
+            raise ServerFailedError(
+                f"{self.url} took longer than {self._client.timeout} s {after}: raise the suite's timeout_seconds, or "
+                f"start the server again; nothing was written"
+            ) from error
+        except APIConnectionError as error:
+            raise ServerFailedError(
+                f"{self.url} stopped answering {after} ({error.__cause__ or error}): start the server again and "
+                f"repeat the command; nothing was written"
+            ) from error
+        except APIStatusError as error:
+            raise ServerFailedError(f"{self.url} answered {error.status_code} {after}: {str(error)[:300]}") from error
+        except OpenAIError as error:
+            raise ServerFailedError(f"{self.url} gave no usable answer {after}: {str(error)[:300]}") from error
+        self.num_answered += 1
+
+
+def _stops(stop: Sequence[str]) -> dict[str, Any]:
+    """OpenAI's API takes at most four; the rest is cut off by the caller."""
+    return {"stop": list(stop[:4])} if stop else {}

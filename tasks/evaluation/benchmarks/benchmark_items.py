@@ -1,0 +1,285 @@
+"""Reads the items of a benchmark from its file: the prompt with its examples, and what a right answer is.
+
+A record that lacks what its kind needs is an error: a benchmark with fewer items is another benchmark. Only IFEval's
+instructions that no program here checks are left out, and counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from string import ascii_uppercase
+from typing import TYPE_CHECKING, Any
+
+from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of
+from tasks.data.readers.json_lines import json_lines
+from tasks.data.readers.source_bytes import HashingReader, decompressed, open_source
+from tasks.data.seeds.math_answers import without_annotations
+from tasks.data.seeds.problem_kinds import CONSTRAINTS, MATH
+from tasks.data.seeds.seed_problems import code_parts
+from tasks.evaluation.choice_questions import order_hash, question_of
+
+if TYPE_CHECKING:
+    from configs.schema import AnswerBenchmark, FewShot, LikelihoodBenchmark
+    from tasks.data.sources.list_sources import SourceFile, SourceListing
+
+Record = Mapping[str, Any]
+BETWEEN_EXAMPLES = "\n\n"
+UNCHECKED = "unsupported_constraint"
+ARTICLE = re.compile(r"^ = [^=\n]+ = $", re.MULTILINE)
+"""First line of an article in WikiText: each is an item. Another plain text is one item."""
+BOX = "\nPut the final answer in \\boxed{}."
+
+
+@dataclass(frozen=True)
+class Question:
+    """One record as its kind asks it."""
+
+    prompt: str
+    """Empty for whole texts."""
+    expected: str
+    """The right choice's text, the ending, the final answer, or what the verifier expects, as JSON."""
+    example: str
+    """The prompt with its answer, as few-shot examples show it."""
+    choices: tuple[str, ...] = ()
+    right: int = 0
+    """Number of the right choice."""
+    before: str = ""
+    """What precedes the examples."""
+
+
+@dataclass(frozen=True)
+class BenchmarkItem:
+    """A question with the examples before it."""
+
+    item_id: str
+    """Digest of the record: the same question has the same id in every copy of a file."""
+    question: Question
+    prompt: str
+    """What the model is given; for context_choice what precedes every context."""
+    example_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BenchmarkItems:
+    items: list[BenchmarkItem]
+    num_records: int
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Records by reason."""
+
+
+Row = tuple[str, Record, Question]
+"""Id, record, question."""
+
+
+def read_items(
+    benchmark: LikelihoodBenchmark | AnswerBenchmark, files: SourceListing, limit: int | None
+) -> BenchmarkItems:
+    """The items in the file's order; with a limit those of smallest hash. Raises ValueError for a file whose role is
+    not evaluation, and for a record without what the benchmark's kind needs."""
+    by_name = {file.name: file for file in files.files}
+    file = by_name[benchmark.file]
+    if file.role != "evaluation":
+        raise ValueError(
+            f"{file.name} has the role {file.role}, so it may be trained on: give it the role evaluation in "
+            f"glm46-data.yaml"
+        )
+    left_out: Counter[str] = Counter()
+    rows = _rows(benchmark, file, left_out)
+    kept = {row[0] for row in rows}
+    if limit is not None:
+        kept = set(sorted(kept, key=order_hash)[:limit])
+    shots = None
+    if benchmark.few_shot is not None:
+        source = by_name[benchmark.few_shot.file]
+        shots = _Shots(benchmark.few_shot, rows if source is file else _rows(benchmark, source, Counter()))
+    items = [_item(benchmark.name, row, shots) for row in rows if row[0] in kept]
+    return BenchmarkItems(items, len(rows) + sum(left_out.values()), dict(left_out))
+
+
+class _Shots:
+    """Candidates for examples, by the value of the group's field, in hash order."""
+
+    def __init__(self, few_shot: FewShot, rows: Sequence[Row]) -> None:
+        self.few_shot = few_shot
+        self.by_group: dict[str, list[Row]] = {}
+        for row in sorted(rows, key=lambda row: order_hash(row[0])):
+            self.by_group.setdefault(self.group_of(row[1]), []).append(row)
+
+    def group_of(self, record: Record) -> str:
+        return str(record.get(self.few_shot.group, "")) if self.few_shot.group else ""
+
+    def of(self, name: str, item_id: str, record: Record) -> list[Row]:
+        """The examples of an item. Raises ValueError where there are too few."""
+        group = self.group_of(record)
+        others = [row for row in self.by_group.get(group, []) if row[0] != item_id][: self.few_shot.num_examples]
+        if len(others) < self.few_shot.num_examples:
+            where = f" with {self.few_shot.group} {group!r}" if self.few_shot.group else ""
+            raise ValueError(
+                f"benchmark {name} needs {self.few_shot.num_examples} examples{where}, {self.few_shot.file} holds "
+                f"{len(others)}: lower few_shot.num_examples"
+            )
+        return others
+
+
+def _item(name: str, row: Row, shots: _Shots | None) -> BenchmarkItem:
+    item_id, record, question = row
+    examples = shots.of(name, item_id, record) if shots is not None else []
+    parts = [*(example.example for _, _, example in examples), question.prompt]
+    prompt = question.before + BETWEEN_EXAMPLES.join(parts)
+    return BenchmarkItem(item_id, question, prompt, tuple(example_id for example_id, _, _ in examples))
+
+
+def _rows(benchmark: LikelihoodBenchmark | AnswerBenchmark, file: SourceFile, left_out: Counter[str]) -> list[Row]:
+    """Every record of a file as a question, each once."""
+    rows: dict[str, Row] = {}
+    read = READERS[benchmark.kind]
+    is_chat = getattr(benchmark, "is_chat", False)
+    for number, record in enumerate(_records(file, benchmark.kind), 1):
+        try:
+            question = read(record, is_chat)
+        except UnusablePromptError as error:
+            if error.reason == UNCHECKED:
+                left_out[UNCHECKED] += 1
+                continue
+            raise ValueError(
+                f"{file.name}, record {number}: cannot be asked as kind {benchmark.kind} ({error.reason}): correct it"
+            ) from error
+        except _LacksError as error:
+            raise ValueError(
+                f"{file.name}, record {number}: {error}; kind {benchmark.kind} needs it: correct the record, or the "
+                f"benchmark's kind"
+            ) from error
+        item_id = hashlib.sha256(json.dumps(record, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+        rows.setdefault(item_id, (item_id, record, question))
+    if not rows:
+        raise ValueError(f"{file.name} holds no item of kind {benchmark.kind}: name another file")
+    return list(rows.values())
+
+
+def _records(file: SourceFile, kind: str) -> list[Record]:
+    """Raises ValueError for a line that is no JSON object."""
+    with open_source(file.path, file.sha256) as raw:
+        if file.format == "text" and kind == "text":
+            text = decompressed(file.name, HashingReader(raw)).read().decode()
+            starts = [match.start() for match in ARTICLE.finditer(text)] or [0]
+            ends = [*starts[1:], len(text)]
+            return [{"text": text[start:end].strip()} for start, end in zip(starts, ends, strict=True)]
+        lines = list(json_lines(file.name, HashingReader(raw)))
+    for number, line in enumerate(lines, 1):
+        if line.record is None:
+            raise ValueError(f"{file.name}, record {number}: {line.reason} ({line.detail}): correct the file")
+    return [line.record for line in lines if line.record is not None]
+
+
+class _LacksError(ValueError):
+    """A record without a field that its kind needs."""
+
+
+def _given(record: Record, names: Sequence[str]) -> str:
+    value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
+    if value is None:
+        raise _LacksError(f"it has no text in {' or '.join(names)}")
+    return value
+
+
+def _parsed_choice(record: Record) -> tuple[str, list[str], int]:
+    parsed = question_of(record)
+    if parsed is None:
+        raise _LacksError("it has no query or question, no list of choices, or no gold or answer that names one")
+    return parsed
+
+
+def _choice(record: Record, is_chat: bool) -> Question:
+    prompt, choices, right = _parsed_choice(record)
+    return Question(prompt, choices[right], f"{prompt} {choices[right]}", tuple(choices), right)
+
+
+def _lettered_choice(record: Record, is_chat: bool) -> Question:
+    """In the form of MMLU."""
+    _, choices, right = _parsed_choice(record)
+    letters = ascii_uppercase[: len(choices)]
+    lines = [f"{letter}. {choice.strip()}" for letter, choice in zip(letters, choices, strict=True)]
+    prompt = "\n".join([_given(record, ("question", "query")).strip(), *lines, "Answer:"])
+    subject = record.get("subject")
+    about = f" about {subject.replace('_', ' ')}" if isinstance(subject, str) else ""
+    before = f"The following are multiple choice questions (with answers){about}.{BETWEEN_EXAMPLES}"
+    return Question(prompt, letters[right], f"{prompt} {letters[right]}", tuple(letters), right, before)
+
+
+def _context_choice(record: Record, is_chat: bool) -> Question:
+    """WinoGrande's fields: `context_options`, `continuation` and `gold`."""
+    contexts, right = record.get("context_options"), record.get("gold")
+    if not isinstance(contexts, list) or len(contexts) < 2 or not all(isinstance(each, str) for each in contexts):
+        raise _LacksError("it has no list of texts in context_options")
+    if type(right) is not int or not 0 <= right < len(contexts):
+        raise _LacksError("gold does not number one of context_options from 0")
+    ending = _given(record, ("continuation",))
+    return Question("", ending, f"{contexts[right]} {ending}", tuple(contexts), right)
+
+
+def _last_word(record: Record, is_chat: bool) -> Question:
+    context, word = _given(record, ("context",)), _given(record, ("continuation",))
+    return Question(context, word, f"{context} {word}")
+
+
+def _text(record: Record, is_chat: bool) -> Question:
+    text = _given(record, ("text", "content"))
+    return Question("", text, text)
+
+
+def _math(record: Record, is_chat: bool) -> Question:
+    read = prompt_of(MATH, record)
+    if is_chat:
+        return Question(read.question + BOX, read.answer, "")
+    worked = record["answer"] if isinstance(record.get("answer"), str) else read.answer
+    prompt = f"Question: {read.question}\nAnswer:"
+    return Question(prompt, read.answer, f"{prompt} {without_annotations(worked)}")
+
+
+def _exact(record: Record, is_chat: bool) -> Question:
+    asked, answer = _given(record, ("input", "question", "prompt")), _given(record, ("target", "answer"))
+    prompt = asked if is_chat else f"Q: {asked}\nA:"
+    return Question(prompt, answer, f"{prompt} {answer}")
+
+
+def _constraints(record: Record, is_chat: bool) -> Question:
+    read = prompt_of(CONSTRAINTS, record)
+    return Question(read.question, read.answer, "")
+
+
+def _completed_program(record: Record, is_chat: bool) -> Question:
+    """HumanEval's fields: `prompt`, `test` and `entry_point`."""
+    prompt, test, entry = (_given(record, (name,)) for name in ("prompt", "test", "entry_point"))
+    return Question(prompt, f"{test}\ncheck({entry})\n", "")
+
+
+def _program(record: Record, is_chat: bool) -> Question:
+    """MBPP's fields: `text`, `test_list` and, for examples, `code`."""
+    tests, solution, _ = code_parts(record)
+    if not tests:
+        raise _LacksError("it has no tests in test_list or tests")
+    asked = f"{_given(record, ('text', 'question', 'prompt')).strip()} Your code should pass these tests:\n\n{tests}\n"
+    if is_chat:
+        return Question(asked, tests, "")
+    prompt = f"You are an expert Python programmer, and here is your task: {asked}[BEGIN]\n"
+    return Question(prompt, tests, f"{prompt}{solution}\n[DONE]")
+
+
+READERS: dict[str, Callable[[Record, bool], Question]] = {
+    "choice": _choice,
+    "lettered_choice": _lettered_choice,
+    "context_choice": _context_choice,
+    "last_word": _last_word,
+    "text": _text,
+    "math": _math,
+    "exact": _exact,
+    "constraints": _constraints,
+    "completed_program": _completed_program,
+    "program": _program,
+}
+"""Functions (record, whether it is asked in a chat) -> question, by kind of benchmark."""

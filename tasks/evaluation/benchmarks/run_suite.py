@@ -1,0 +1,129 @@
+"""Asks a model every benchmark of a suite, by lm-evaluation-harness.
+
+In: a model as the harness knows it, the suite, its data files. Out: figures with intervals, and every item's outcome.
+Nothing is written here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from infra.step import Progress
+from tasks.data.sandbox.code_sandbox import isolation
+from tasks.data.sources.list_sources import SourceListing, list_named
+from tasks.evaluation.benchmarks.benchmark_items import BenchmarkItems, read_items
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+
+    from configs.schema import AnswerBenchmark, LikelihoodBenchmark, Suite
+    from tasks.evaluation.benchmarks.suite_results import BenchmarkResult, ItemOutcome, SuiteResult
+
+PACKAGES = ("lm_eval", "torch", "transformers", "tokenizers", "xllamacpp")
+LIKELIHOOD_KINDS = ("choice", "lettered_choice", "context_choice", "last_word", "text")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a suite asks: its items, and the files that they come from."""
+
+    name: str
+    suite: Suite
+    limit: int | None
+    files: SourceListing
+    items: dict[str, BenchmarkItems]
+    """By benchmark."""
+
+    @property
+    def needs_likelihoods(self) -> bool:
+        return any(benchmark.kind in LIKELIHOOD_KINDS for benchmark in self.suite.benchmarks)
+
+    @property
+    def needs_whole_texts(self) -> bool:
+        return any(benchmark.kind == "text" for benchmark in self.suite.benchmarks)
+
+
+def read_suite_items(name: str, suite: Suite, data: str, limit: int | None) -> Asked:
+    """Everything that can be wrong without a model is found here. Raises ValueError for data that do not fit the suite,
+    and on a machine without a sandbox for programs."""
+    from tasks.evaluation.benchmarks.benchmark_tasks import PROGRAMS
+
+    names = {benchmark.file for benchmark in suite.benchmarks}
+    names |= {benchmark.few_shot.file for benchmark in suite.benchmarks if benchmark.few_shot is not None}
+    files = list_named(data, names)
+    if any(benchmark.kind in PROGRAMS for benchmark in suite.benchmarks):
+        isolation()
+    items = {benchmark.name: read_items(benchmark, files, limit) for benchmark in suite.benchmarks}
+    return Asked(name, suite, limit, files, items)
+
+
+def run_suite(
+    model: LM, asked: Asked, target: str, engine: str, report: Callable[[Progress], None]
+) -> tuple[SuiteResult, bytes]:
+    """(the result, the file of items as bytes)."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    from tasks.evaluation.benchmarks.suite_results import FORMAT, SuiteResult, encode_items
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    outcomes: list[ItemOutcome] = []
+    results: list[BenchmarkResult] = []
+    for number, benchmark in enumerate(asked.suite.benchmarks):
+        report(Progress(number, len(asked.suite.benchmarks), "benchmarks", benchmark.name))
+        result, answered = _run_benchmark(model, benchmark, asked)
+        results.append(result)
+        outcomes += answered
+    items = encode_items(outcomes)
+    settings: dict[str, object] = {**asked.suite.model_dump(exclude={"benchmarks"}), "limit": asked.limit}
+    result = SuiteResult(
+        format=FORMAT,
+        target=target,
+        engine=engine,
+        suite=asked.name,
+        settings=settings,
+        versions={name: version(name) for name in PACKAGES},
+        items_sha256=hashlib.sha256(items).hexdigest(),
+        benchmarks=tuple(results),
+    )
+    return result, items
+
+
+def _run_benchmark(
+    model: LM, benchmark: LikelihoodBenchmark | AnswerBenchmark, asked: Asked
+) -> tuple[BenchmarkResult, list[ItemOutcome]]:
+    from lm_eval.evaluator import evaluate
+
+    from tasks.evaluation.benchmarks.benchmark_tasks import harness_task, outcome_of
+    from tasks.evaluation.benchmarks.suite_results import BenchmarkFile, BenchmarkResult, figures_of, items_digest
+
+    read, name = asked.items[benchmark.name], benchmark.name
+    evaluated: Any = evaluate(
+        model,
+        {name: harness_task(benchmark, read.items)},
+        bootstrap_iters=0,
+        log_samples=True,
+        apply_chat_template=getattr(benchmark, "is_chat", False),
+    )
+    samples = sorted(evaluated["samples"][name], key=lambda sample: sample["doc_id"])
+    outcomes = [outcome_of(benchmark, item, sample) for item, sample in zip(read.items, samples, strict=True)]
+    wanted = {benchmark.file} | ({benchmark.few_shot.file} if benchmark.few_shot is not None else set())
+    metrics = {key.removesuffix(",none"): value for key, value in evaluated["results"][name].items()}
+    result = BenchmarkResult(
+        name=name,
+        settings=benchmark.model_dump(),
+        files=tuple(
+            BenchmarkFile(name=file.name, sha256=file.sha256) for file in asked.files.files if file.name in wanted
+        ),
+        num_records=read.num_records,
+        left_out=read.left_out,
+        num_items=len(outcomes),
+        items_digest=items_digest(outcomes),
+        figures=figures_of(outcomes),
+        harness={key: value for key, value in metrics.items() if isinstance(value, float)},
+    )
+    return result, outcomes

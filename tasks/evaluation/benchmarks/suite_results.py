@@ -1,0 +1,208 @@
+"""The results of a suite as files, and the paired comparison of two.
+
+FILE.json has the figures and everything that decided them; FILE.items.jsonl beside it one line per item. The items are
+written first, and each file appears whole: a FILE.json has its items.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from configs.files.atomic_files import replacing
+from infra.step import digest_of
+from tasks.evaluation.benchmarks.benchmark_tasks import BITS_PER_BYTE, ItemOutcome
+from tasks.evaluation.intervals import Interval, paired_share_interval, ratio_interval, share_interval
+
+FORMAT = "glm46-eval-1"
+ITEMS_SUFFIX = ".items.jsonl"
+
+
+class Figure(BaseModel):
+    name: str
+    value: float
+    interval: Interval | None
+    """95 %; null for a single item, which says nothing about others."""
+
+
+class BenchmarkFile(BaseModel):
+    """A file that was read."""
+
+    name: str
+    sha256: str
+
+
+class BenchmarkResult(BaseModel):
+    name: str
+    settings: dict[str, object]
+    """The benchmark as the suite states it."""
+    files: tuple[BenchmarkFile, ...]
+    num_records: int
+    left_out: dict[str, int]
+    """Records by reason that were not asked."""
+    num_items: int
+    items_digest: str
+    """Over items, examples and expected answers: equal where two results answer the same questions."""
+    figures: tuple[Figure, ...]
+    harness: dict[str, float]
+    """The harness's own metrics."""
+
+
+class SuiteResult(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    format: str
+    target: str
+    engine: str
+    """What computed: glm46, llama.cpp, or the server's URL."""
+    suite: str
+    settings: dict[str, object]
+    """The suite's settings without its benchmarks, and the limit."""
+    versions: dict[str, str]
+    items_sha256: str
+    """Of the file of items."""
+    benchmarks: tuple[BenchmarkResult, ...]
+
+    def describe(self) -> str:
+        """A table of the figures."""
+        lines = [f"{'benchmark':<18}{'figure':<22}{'value':>8}  {'95 %':<18}{'items':>6}"]
+        for benchmark in self.benchmarks:
+            for figure in benchmark.figures:
+                lines.append(
+                    f"{benchmark.name:<18}{figure.name:<22}{figure.value:>8.4f}  {_written(figure.interval):<18}"
+                    f"{benchmark.num_items:>6}"
+                )
+        return "\n".join(lines)
+
+
+class PairedDifference(BaseModel):
+    """Second result minus first, on the same items."""
+
+    benchmark: str
+    figure: str
+    first: float
+    second: float
+    difference: float
+    interval: Interval | None
+    verdict: str
+    """better, worse, or undecided where the interval holds 0."""
+    num_items: int
+
+
+def figures_of(outcomes: Sequence[ItemOutcome]) -> tuple[Figure, ...]:
+    """Every figure of one benchmark's items, with its interval."""
+    return tuple(_figure(name, outcomes) for name in outcomes[0].scores)
+
+
+def _figure(name: str, outcomes: Sequence[ItemOutcome]) -> Figure:
+    scores, weights = [each.scores[name] for each in outcomes], [each.num_bytes for each in outcomes]
+    interval = ratio_interval(scores, weights) if name == BITS_PER_BYTE else share_interval(scores, [1] * len(scores))
+    return Figure(name=name, value=sum(scores) / sum(weights), interval=_bounded(interval))
+
+
+def _bounded(interval: Interval) -> Interval | None:
+    return interval if math.isfinite(sum(interval)) else None
+
+
+def _written(interval: Interval | None) -> str:
+    return "-" if interval is None else f"[{interval[0]:.4f}, {interval[1]:.4f}]"
+
+
+def items_digest(outcomes: Sequence[ItemOutcome]) -> str:
+    """Digest of what was asked, without how a target was given it."""
+    return digest_of([[each.item_id, each.example_ids, each.choices, each.expected] for each in outcomes])
+
+
+def items_path(path: Path) -> Path:
+    """Where the items of a result are."""
+    return path.with_name(path.name.removesuffix(".json") + ITEMS_SUFFIX)
+
+
+def encode_items(outcomes: Sequence[ItemOutcome]) -> bytes:
+    """One JSON line per item."""
+    return "".join(outcome.model_dump_json() + "\n" for outcome in outcomes).encode()
+
+
+def write_result(path: Path, result: SuiteResult, items: bytes) -> None:
+    """Write the items, then the result."""
+    assert result.items_sha256 == hashlib.sha256(items).hexdigest()
+    for target, data in ((items_path(path), items), (path, result.model_dump_json(indent=1).encode() + b"\n")):
+        with replacing(target) as temporary:
+            temporary.write_bytes(data)
+
+
+def read_result(path: Path) -> tuple[SuiteResult, dict[str, list[ItemOutcome]]]:
+    """A result with its items by benchmark. Raises ValueError for a file that is none, or whose items are others."""
+    try:
+        result = SuiteResult.model_validate_json(path.read_bytes())
+        items = items_path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{error.filename} cannot be read ({error.strerror}): name a file of glm46 eval") from error
+    except ValidationError as error:
+        raise ValueError(f"{path} is no result of glm46 eval: name the file that --output wrote") from error
+    if result.format != FORMAT or hashlib.sha256(items).hexdigest() != result.items_sha256:
+        raise ValueError(f"{items_path(path)} is not the file of items that {path} was written with: evaluate again")
+    by_benchmark: dict[str, list[ItemOutcome]] = {}
+    for line in items.splitlines():
+        outcome = ItemOutcome.model_validate_json(line)
+        by_benchmark.setdefault(outcome.benchmark, []).append(outcome)
+    return result, by_benchmark
+
+
+def compare_results(first_path: Path, second_path: Path) -> list[PairedDifference]:
+    """Every figure of two results, item by item. Raises ValueError where they do not answer the same questions."""
+    (first, first_items), (second, second_items) = read_result(first_path), read_result(second_path)
+    theirs = {benchmark.name: benchmark for benchmark in second.benchmarks}
+    if [benchmark.name for benchmark in first.benchmarks] != list(theirs):
+        raise ValueError(
+            f"{first_path} and {second_path} hold different benchmarks: evaluate both with the same --suite"
+        )
+    differences = []
+    for benchmark in first.benchmarks:
+        other = theirs[benchmark.name]
+        if (benchmark.items_digest, benchmark.settings) != (other.items_digest, other.settings):
+            raise ValueError(
+                f"benchmark {benchmark.name}: {first_path} has {benchmark.num_items} items and {second_path} "
+                f"{other.num_items}, which are not the same questions in the same form: evaluate both with the same "
+                f"--suite, --data and --limit"
+            )
+        pairs = list(zip(first_items[benchmark.name], second_items[benchmark.name], strict=True))
+        differences += [_difference(benchmark.name, figure.name, pairs) for figure in benchmark.figures]
+    return differences
+
+
+def _difference(benchmark: str, name: str, pairs: Sequence[tuple[ItemOutcome, ItemOutcome]]) -> PairedDifference:
+    changes = [second.scores[name] - first.scores[name] for first, second in pairs]
+    weights = [first.num_bytes for first, _ in pairs]
+    is_bits = name == BITS_PER_BYTE
+    interval = _bounded(ratio_interval(changes, weights) if is_bits else paired_share_interval(changes, weights))
+    gain = None if interval is None else (-interval[1], -interval[0]) if is_bits else interval
+    verdict = "undecided" if gain is None or gain[0] <= 0 <= gain[1] else "better" if gain[0] > 0 else "worse"
+    first, second = (sum(each.scores[name] for each in side) / sum(weights) for side in zip(*pairs, strict=True))
+    return PairedDifference(
+        benchmark=benchmark,
+        figure=name,
+        first=first,
+        second=second,
+        difference=sum(changes) / sum(weights),
+        interval=interval,
+        verdict=verdict,
+        num_items=len(pairs),
+    )
+
+
+def describe_differences(differences: Sequence[PairedDifference]) -> str:
+    """A table, second minus first."""
+    lines = [
+        f"{'benchmark':<18}{'figure':<22}{'first':>8}{'second':>8}{'change':>9}  {'95 %':<20}{'items':>6}  verdict"
+    ]
+    for each in differences:
+        lines.append(
+            f"{each.benchmark:<18}{each.figure:<22}{each.first:>8.4f}{each.second:>8.4f}{each.difference:>+9.4f}  "
+            f"{_written(each.interval):<20}{each.num_items:>6}  {each.verdict}"
+        )
+    return "\n".join(lines)

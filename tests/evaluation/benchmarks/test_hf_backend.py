@@ -1,0 +1,64 @@
+"""Our figures of every kind of benchmark, against those of lm-evaluation-harness's own `hf` backend on the exported
+directory."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from lm_eval.models.huggingface import HFLM
+from tokenizers import Tokenizer
+
+from configs.load import load_suite
+from tasks.evaluation.benchmarks.run_suite import read_suite_items, run_suite
+from tasks.evaluation.engine import load_engine
+from tasks.evaluation.harness import EngineModel
+from tests.evaluation.benchmarks.toy_suite import ANSWERS, LIKELIHOOD, SEQUENCE_LENGTH, write_suite, write_toy_model
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """(ours, the hf backend's), each the result and its items."""
+    directory = tmp_path_factory.mktemp("hf")
+    model_dir = write_toy_model(directory / "model")
+    suite_path, data = write_suite(directory)
+    asked = read_suite_items("toy", load_suite(str(suite_path)), str(data), None)
+    engine = load_engine(model_dir, weights_version="v", batch_sequences=3)
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    ours = EngineModel(
+        engine, tokenizer, SEQUENCE_LENGTH, "v", lambda progress: None, starts_documents=False, enable_thinking=False
+    )
+    theirs = HFLM(
+        pretrained=str(model_dir),
+        device="cpu",
+        dtype="float32",
+        batch_size=1,
+        max_length=SEQUENCE_LENGTH,
+        chat_template_args={"enable_thinking": False},
+    )
+    return [run_suite(model, asked, "toy", "x", lambda progress: None) for model in (ours, theirs)]
+
+
+def test_every_decision_figure_and_text_is_the_hf_backends(results):
+    (ours, our_items), (theirs, their_items) = results
+    assert [benchmark.name for benchmark in ours.benchmarks] == [*LIKELIHOOD, *ANSWERS]
+    for own, other in zip(our_items.splitlines(), their_items.splitlines(), strict=True):
+        own, other = json.loads(own), json.loads(other)
+        assert own["prompt"] == other["prompt"]
+        assert own.pop("log_probabilities") == pytest.approx(other.pop("log_probabilities"), abs=2e-4)
+        bits, other_bits = own["scores"].pop("bits_per_byte", 0.0), other["scores"].pop("bits_per_byte", 0.0)
+        assert bits == pytest.approx(other_bits, abs=1e-3)
+        assert own == other
+    for own, other in zip(ours.benchmarks, theirs.benchmarks, strict=True):
+        assert own.harness == pytest.approx(other.harness, abs=1e-4)
+
+
+def test_the_toy_answers_some_and_not_all(results):
+    """Otherwise equal decisions would prove little."""
+    items = [json.loads(line) for line in results[0][1].splitlines()]
+    for names in (LIKELIHOOD, ANSWERS):
+        right = [
+            each["scores"]["accuracy"] for each in items if each["benchmark"] in names and each["benchmark"] != "texts"
+        ]
+        assert 0 < sum(right) < len(right)
+    assert len({each["output"] for each in items if each["output"] is not None}) > 5

@@ -1,0 +1,267 @@
+"""`glm46 eval` on a checkpoint, a GGUF file and a server, and what each refuses."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import yaml
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+from flows.cli.command import app
+from model.formats.gguf_checkpoint import write_gguf
+from model.generation.generation import Sampling
+from tasks.evaluation.engine import end_token_ids, load_engine
+from tests.evaluation.benchmarks.toy_suite import LIKELIHOOD, toy_suite, write_suite, write_toy_model
+
+EXACT = ("accuracy", "accuracy_normalised")
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """Directory with model/, model.gguf, toy.yaml and data/."""
+    directory = tmp_path_factory.mktemp("targets")
+    write_toy_model(directory / "model")
+    write_gguf(
+        directory / "model", directory / "model" / "tokenizer.json", directory / "model.gguf", gguf_type="F32", name="t"
+    )
+    write_suite(directory)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLM46_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def evaluate(*arguments):
+    """(exit code, standard error)."""
+    done = CliRunner().invoke(app, ["eval", *map(str, arguments)])
+    return done.exit_code, done.stderr, done.stdout
+
+
+def options(toy, output, suite="toy.yaml"):
+    return ["--suite", toy / suite, "--data", toy / "data", "--output", output]
+
+
+def suite_of(toy, *names) -> str:
+    """A suite with only some of the toy's benchmarks."""
+    suite = toy_suite()
+    suite["benchmarks"] = [each for each in suite["benchmarks"] if each["name"] in names]  # pyright: ignore
+    path = toy / f"{'-'.join(names)}.yaml"
+    path.write_text(yaml.safe_dump(suite))
+    return path.name
+
+
+@pytest.fixture(scope="module")
+def own_items(toy, tmp_path_factory):
+    """Items of the checkpoint, evaluated in this process."""
+    directory = tmp_path_factory.mktemp("own")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLM46_HOME", str(directory / "home"))
+        code, errors, printed = evaluate(toy / "model", *options(toy, directory / "own.json"))
+    assert code == 0, errors
+    assert "bits_per_byte" in printed
+    return directory / "own.json"
+
+
+def items_of(path):
+    return [json.loads(line) for line in path.with_name(f"{path.stem}.items.jsonl").read_text().splitlines()]
+
+
+def test_a_result_says_what_decided_it(own_items, toy):
+    result = json.loads(own_items.read_text())
+    assert (result["target"], result["engine"]) == (str(toy / "model"), "glm46")
+    assert result["versions"]["lm_eval"] == "0.4.13"
+    by_name = {benchmark["name"]: benchmark for benchmark in result["benchmarks"]}
+    assert by_name["forms"]["left_out"] == {"unsupported_constraint": 1}
+    assert by_name["forms"]["figures"][0]["interval"] is None, "one item says nothing about others"
+    for benchmark in result["benchmarks"]:
+        figure = benchmark["figures"][0]
+        if figure["interval"] is not None:
+            assert figure["interval"][0] <= figure["value"] <= figure["interval"][1]
+    lettered = [item for item in items_of(own_items) if item["benchmark"] == "lettered"]
+    assert all(len(item["example_ids"]) == 2 and item["item_id"] not in item["example_ids"] for item in lettered)
+    assert all(item["prompt"].count("Answer:") == 3 for item in lettered)
+    subjects = {item["item_id"]: "more sums" in item["prompt"] for item in lettered}
+    assert all(subjects[shot] == subjects[item["item_id"]] for item in lettered for shot in item["example_ids"])
+
+
+def test_llama_cpp_answers_a_suite_as_our_engine_does(toy, own_items, tmp_path):
+    code, errors, _ = evaluate(toy / "model.gguf", *options(toy, tmp_path / "gguf.json"))
+    assert code == 0, errors
+    for own, served in zip(items_of(own_items), items_of(tmp_path / "gguf.json"), strict=True):
+        assert {name: own["scores"].get(name) for name in EXACT} == {name: served["scores"].get(name) for name in EXACT}
+        # The server cuts white space around what an assistant says.
+        assert own["output"] is served["output"] is None or own["output"].strip() == served["output"].strip()
+        assert own["log_probabilities"] == pytest.approx(served["log_probabilities"], abs=2e-3)
+    code, _, printed = evaluate("--compare", own_items, tmp_path / "gguf.json", "--json")
+    assert code == 0 and len(json.loads(printed)) == len(toy_suite()["benchmarks"]) + 1
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """A server with OpenAI's completions over our engine; `echo` reports the prompt's log-probabilities."""
+
+    engine, tokenizer, reports, answers_left = None, None, True, 10**9
+
+    def do_GET(self):
+        self.send({"object": "list", "data": [{"id": "toy", "object": "model"}]})
+
+    def do_POST(self):
+        if self.server.answers_left == 0:
+            self.close_connection = True
+            self.connection.close()
+            return
+        self.server.answers_left -= 1
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        choice = {"index": 0, "finish_reason": "stop", "text": "", "logprobs": None}
+        encoded = self.server.tokenizer.encode(asked["prompt"], add_special_tokens=False)
+        if asked.get("echo"):
+            choice["text"] = asked["prompt"]
+            choice["logprobs"] = self.report(encoded) if self.server.reports else None
+        else:
+            sampling = Sampling(asked["max_tokens"], stop_token_ids=end_token_ids(self.server.tokenizer))
+            drawn = self.server.engine.generate([encoded.ids], sampling, "v").token_ids[0]
+            choice["text"] = self.server.tokenizer.decode(drawn, skip_special_tokens=True)
+        self.send({"id": "1", "object": "text_completion", "created": 0, "model": "toy", "choices": [choice]})
+
+    def report(self, encoded):
+        ids = encoded.ids
+        scores = self.server.engine.score_continuations([(ids[:end], ids[end : end + 1]) for end in range(1, len(ids))])
+        best = [{"x": score.log_probability + (0 if score.is_greedy else 1)} for score in scores]
+        return {
+            "tokens": [str(each) for each in ids],
+            "token_logprobs": [None, *(score.log_probability for score in scores)],
+            "top_logprobs": [None, *best],
+            "text_offset": [start for start, _ in encoded.offsets],
+        }
+
+    def send(self, value):
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@contextmanager
+def endpoint(toy, *, reports=True, answers_left=10**9) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    server.engine = load_engine(toy / "model", weights_version="v", batch_sequences=8)
+    server.tokenizer = Tokenizer.from_file(str(toy / "model" / "tokenizer.json"))
+    server.reports, server.answers_left = reports, answers_left
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_server_that_echoes_decides_as_the_checkpoint_does(toy, own_items, tmp_path):
+    names = ("choice", "lettered", "contexts", "words", "copies", "functions")
+    with endpoint(toy) as url:
+        code, errors, _ = evaluate(url, *options(toy, tmp_path / "url.json", suite_of(toy, *names)))
+    assert code == 0, errors
+    expected = [item for item in items_of(own_items) if item["benchmark"] in names]
+    for own, served in zip(expected, items_of(tmp_path / "url.json"), strict=True):
+        assert (own["scores"], own["output"]) == (served["scores"], served["output"])
+        assert own["log_probabilities"] == pytest.approx(served["log_probabilities"], abs=1e-4)
+
+
+def test_a_server_without_log_probabilities_is_refused_for_likelihoods_and_taken_for_answers(toy, tmp_path):
+    with endpoint(toy, reports=False) as url:
+        code, errors, _ = evaluate(url, *options(toy, tmp_path / "a.json", suite_of(toy, "choice")))
+        assert code == 1 and errors.count("glm46:") == 1
+        assert f"{url} reports no log-probabilities of a given text" in errors
+        code, errors, _ = evaluate(url, *options(toy, tmp_path / "b.json", suite_of(toy, "copies")))
+        assert code == 0, errors
+        code, errors, _ = evaluate(url, *options(toy, tmp_path / "c.json", suite_of(toy, "texts")))
+    assert code == 1 and "scores whole texts, which needs the tokens" in errors
+    assert sorted(path.name for path in tmp_path.glob("*.json*")) == ["b.items.jsonl", "b.json"]
+
+
+def test_a_server_that_stops_answering_midway_leaves_nothing(toy, tmp_path):
+    with endpoint(toy, answers_left=2) as url:
+        code, errors, _ = evaluate(url, *options(toy, tmp_path / "a.json", suite_of(toy, "copies")))
+    assert code == 1
+    assert f"{url} stopped answering after 3 answers" in errors and "nothing was written" in errors
+    assert not list(tmp_path.glob("a*"))
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_one_sentence(toy, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = write_toy_model(tmp_path / "broken")
+    tensors = load_file(broken / "model.safetensors")
+    del tensors["model.layers.0.mlp.down_proj.weight"]
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    code, errors, _ = evaluate(broken, *options(toy, tmp_path / "a.json"))
+    assert code == 1 and errors.count("glm46:") == 1
+    assert "tensor model.layers.0.mlp.down_proj.weight is missing" in errors
+    (broken / "tokenizer.json").unlink()
+    assert "export the checkpoint with its tokenizer" in evaluate(broken, *options(toy, tmp_path / "a.json"))[1]
+    assert not list(tmp_path.glob("a*"))
+
+
+def test_a_model_whose_numbers_are_not_finite_is_refused(toy, tmp_path):
+    broken = write_toy_model(tmp_path / "broken", "broken")
+    code, errors, _ = evaluate(broken, *options(toy, tmp_path / "a.json", suite_of(toy, "choice")))
+    assert code == 1 and "log-probabilities are not finite: its weights are broken" in errors
+    assert not list(tmp_path.glob("a*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model", "--suite", "mmul"], r"no suite 'mmul': the suites are answers, likelihood, smoke"),
+        (["nowhere/model"], "nowhere/model: name a checkpoint in the Hugging Face layout that exists"),
+        (["nowhere.gguf"], "name a GGUF file that exists"),
+        (["ftp/x.json"], "no directory"),
+        (["model", "--output", "result.txt"], "must end in .json"),
+        (["model", "--output", "absent/result.json"], "make it first"),
+        (["model", "--data", "absent"], "absent does not exist"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(toy, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(toy)
+    given = {"--suite": "toy.yaml", "--data": "data", "--output": str(tmp_path / "a.json")}
+    target, *rest = arguments
+    given |= dict(zip(rest[::2], rest[1::2], strict=True))
+    code, errors, _ = evaluate(target, *(part for pair in given.items() for part in pair))
+    assert code == 2 and errors.count("glm46:") == 1 and message in errors
+    assert not list(tmp_path.glob("a*"))
+
+
+def test_results_of_other_items_are_not_compared(toy, own_items, tmp_path):
+    short = tmp_path / "short.json"
+    assert evaluate(toy / "model", *options(toy, short), "--limit", 2)[0] == 0
+    shorter = [item["item_id"] for item in items_of(short)]
+    assert len(shorter) == 17 and set(shorter) < {item["item_id"] for item in items_of(own_items)}
+    code, errors, _ = evaluate("--compare", own_items, short)
+    assert code == 2 and "benchmark choice:" in errors and "has 4 items" in errors and "--limit" in errors
+    items = short.with_name("short.items.jsonl")
+    items.write_bytes(items.read_bytes().replace(b'"accuracy":1.0', b'"accuracy":0.0'))
+    code, errors, _ = evaluate("--compare", short, short)
+    assert code == 2 and "evaluate again" in errors
+
+
+def test_an_existing_result_is_not_overwritten(toy, own_items):
+    code, errors, _ = evaluate(toy / "model", *options(toy, own_items))
+    assert code == 2 and "exists: name a new file" in errors
+
+
+def test_every_kind_of_likelihood_is_in_the_toy_suite():
+    from tasks.evaluation.benchmarks.run_suite import LIKELIHOOD_KINDS
+
+    assert set(LIKELIHOOD.values()) == set(LIKELIHOOD_KINDS)
