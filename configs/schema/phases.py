@@ -83,6 +83,11 @@ class PhaseRecipe(Frozen):
         return isinstance(self.objective, PolicyObjective)
 
     @property
+    def reward_model(self) -> PhaseName | None:
+        """The phase whose reward model scores the phase's answers; None where none does."""
+        return self.objective.reward_model if isinstance(self.objective, PolicyObjective) else None
+
+    @property
     def reads_pairs(self) -> bool:
         """Whether the phase trains on preference pairs."""
         return isinstance(self.objective, RewardObjective | DpoObjective)

@@ -9,7 +9,7 @@ from configs.schema import JobResources, PolicyObjective, TrainingRecipe, Traini
 from tasks.training.plan.topology import impossible_topology
 from tasks.training.plan.worlds import refuse_no_smaller_world
 
-OBJECTIVES = ("pretrain", "sft", "rejection_sampling", "reward", "dpo", "grpo", "gspo")
+OBJECTIVES = ("pretrain", "sft", "rejection_sampling", "reward", "dpo", "grpo", "gspo", "ppo")
 QUEUE_OF_LAUNCHER = {"ssh": ("hostfile",), "kubernetes": ("image", "volume_claim")}
 DEVICES = ("cpu",)
 
