@@ -301,11 +301,6 @@ def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, t
     ("recipe", "resources", "message"),
     [
         (
-            {"objective": {**GRPO, "kind": "ppo"}},
-            {},
-            "objective ppo cannot be trained, only pretrain, sft, rejection_sampling, reward, dpo, grpo, gspo can",
-        ),
-        (
             {"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["attention"]}},
             {},
             "adapter.kind lora cannot train grpo, .* set adapter.kind to none",

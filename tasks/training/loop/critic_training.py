@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from configs.schema import PpoObjective, TrainingRecipe
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
 from model.formats.hf_checkpoint import CheckpointTensors, read_config
@@ -20,29 +19,17 @@ from tasks.training.state.state import load_master
 from tasks.training.state.tensor_sources import RewardModelStart, open_weights
 
 if TYPE_CHECKING:
+    from configs.schema import TrainingRecipe
     from tasks.training.parallel.micro_batch import MicroBatch
     from tasks.training.parallel.trainable import Trainable
     from tasks.training.schedule.schedules import StepPlan
     from tasks.training.state.job import TrainingJob
 
 
-def critic_recipe(recipe: TrainingRecipe) -> TrainingRecipe:
-    """The recipe by which the critic trains: no MTP layer, and the course's learning rates times critic_rate_ratio."""
-    assert isinstance(recipe.objective, PpoObjective), recipe.objective
-    course, ratio = recipe.course, recipe.objective.critic_rate_ratio
-    rates = {name: getattr(course, name) * ratio for name in ("peak_learning_rate", "final_learning_rate")}
-    return recipe.model_copy(
-        update={
-            "model": recipe.model.model_copy(update={"num_nextn_predict_layers": 0}),
-            "course": course.model_copy(update=rates),
-        }
-    )
-
-
 def start_critic(job: TrainingJob, critic: Trainable) -> None:
     """The reward model's weights where one scores the answers, else those that the phase starts from with a fresh
     scalar head. Raises ValueError where the reward model has another architecture."""
-    recipe = critic_recipe(job.recipe).model
+    recipe = job.recipe.critic_recipe.model
     if job.reward_model_dir:
         weights = CheckpointTensors(Path(job.reward_model_dir), recipe, is_scored=True)
         load_master(critic, weights, f"the reward model in {job.reward_model_dir}")
@@ -60,7 +47,7 @@ def update_critic(
 ) -> dict[str, float]:
     """Take an optimizer step on the micro-batches of each update: means of their losses and gradient norms. Raises
     SpikeError where one is not finite."""
-    own = critic_recipe(recipe)
+    own = recipe.critic_recipe
     results = [take_step(critic, own, plan, micro_batches, step) for micro_batches in updates]
     return {
         "value_loss": sum(result.losses.lm for result in results) / len(results),

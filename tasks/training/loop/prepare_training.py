@@ -21,7 +21,7 @@ from model.device import open_device
 from model.formats.checkpoint_names import checkpoint_shapes
 from model.formats.hf_checkpoint import is_reward_model, read_config
 from model.optimizer.optimizer import build_optimizer
-from tasks.training.loop.critic_training import critic_recipe, start_critic
+from tasks.training.loop.critic_training import start_critic
 from tasks.training.parallel.deepspeed_config import deepspeed_config
 from tasks.training.parallel.expert_parallel import divide_experts
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
@@ -69,7 +69,7 @@ def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
 
 def _build_critic(job: TrainingJob, ranks: Ranks) -> Trainable:
     """The critic with its optimizer and engine; its weights are undefined until they are restored."""
-    recipe, resources = critic_recipe(job.recipe), job.resources
+    recipe, resources = job.recipe.critic_recipe, job.resources
     with torch.device("meta"):
         critic = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta, is_scored=True)
     divide_model(critic, ranks, resources)

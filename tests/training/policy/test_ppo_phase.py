@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from infra.jobs.launchers import JobLostError
 from model.formats.hf_checkpoint import load_model
 from model.text.tokenizer_layout import tokenizer_for_text
+from tests.configs.test_phase_graph import CRITIC
 from tests.support.training_inputs import TrainingInputs, metrics_of
 from tests.training.preference.test_pair_phases import pair_arguments, pair_recipe
 from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe, sft_recipe
 from tests.training.test_phase import SAVE_EVERY_STEP, signal_after_saves
 
-CRITIC = {"discount": 1.0, "gae_lambda": 0.95, "kl_coefficient": 0.02, "value_clip": 0.2, "critic_rate_ratio": 1.0}
 PPO = {**GRPO, **CRITIC, "kind": "ppo", "updates_per_rollout": 2}
 NUM_STEPS = 32
 SCORED = {"rewards": {**GRPO["rewards"], "verified": 0.0, "reward_model": 0.5}, "reward_model": "reward_model"}
