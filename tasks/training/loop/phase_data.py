@@ -116,11 +116,12 @@ class PolicyData:
         self.num_sequences, self.dtype = job.resources.micro_batch_sequences, job.recipe.dtype
         self.tokenizer = tokenizer_for_text(job.tokenizer_path)
         self.prompts = PromptOrder(Path(job.prompts_path), self.tokenizer, job.recipe)
-        self.critic = trainable.critic and trainable.critic.model
-        device = trainable.device
-        self.reference = self.critic and open_frozen(job.start_weights_dir, self.dtype, device)
-        scores = bool(job.reward_model_dir)
-        self.reward_model = open_frozen(job.reward_model_dir, self.dtype, device, is_scored=True) if scores else None
+        self.critic = self.reference = self.reward_model = None
+        if trainable.critic is not None:
+            self.critic = trainable.critic.model
+            self.reference = open_frozen(job.start_weights_dir, self.dtype, trainable.device)
+        if job.reward_model_dir:
+            self.reward_model = open_frozen(job.reward_model_dir, self.dtype, trainable.device, is_scored=True)
 
     def read(self, plan: StepPlan, step: int) -> StepData:
         prompts = self._prompts_of(plan)
