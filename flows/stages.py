@@ -100,9 +100,16 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
 
 def _refuse_missing_starts(scale: Scale, phases: tuple[PhaseSection, ...]) -> None:
     """Raises ValueError for a phase that starts from one before the window, unless the weights of --start stand for
-    it."""
+    it, and for one whose answers a reward model from before the window scores."""
     given = scale.start_of(phases[0]) if phases else None
+    names = [phase.name for phase in phases]
     for phase in phases:
+        model = phase.recipe.reward_model
+        if model is not None and model not in names:
+            raise ValueError(
+                f"--from {names[0]}: phase {phase.name} has its answers scored by {model}, which comes before: begin "
+                f"with --from {model}, or end before {phase.name} with --until"
+            )
         start = scale.start_of(phase)
         if start is not None and start not in phases and start != given:
             assert given is not None, "of the first phase on, all starts are in the window"

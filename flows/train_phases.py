@@ -127,7 +127,7 @@ def _train(
     packed, inputs = _training_inputs(run, prepared, phase, history, solutions)
     validation = None if prepared.documents is None else prepared.documents.validation
     inputs |= {"validation": validation, "tokenizer": prepared.tokenizer, "start": start}
-    inputs |= {"pairs": pairs, "reference": reference}
+    inputs |= {"pairs": pairs, "reference": reference, "reward_model": _reward_model_of(phase, history)}
     recipe = run.scale.training_recipe(phase)
     run_id = track_phase(run, phase, step_key(train_phase.identity(recipe, inputs)))
     checkpoint = run_step(
@@ -148,6 +148,13 @@ def _train(
         return model
     log_solutions(run, phase, run_id, solutions)
     return replace(model, solutions=solutions)
+
+
+def _reward_model_of(phase: PhaseSection, history: PhaseHistory) -> Artifact[TrainedCheckpoint] | None:
+    """The model that scores the phase's answers; None where none does."""
+    if phase.recipe.reward_model is None:
+        return None
+    return next(model.checkpoint for model in history.models if model.phase.name == phase.recipe.reward_model)
 
 
 def _training_inputs(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
+from configs.schema.courses import PhaseName
 
 
 class PretrainObjective(Frozen):
@@ -70,17 +71,21 @@ class RewardRecipe(Frozen):
     """Weight of the soft overlong punishment, 0 to -1 (arXiv 2503.14476, eq. 13)."""
     overlong_tokens: int = Field(gt=0)
     """Last tokens of max_new_tokens over which it falls from 0 to -1 (arXiv 2503.14476: 4,096 of 20,480)."""
+    reward_model: float = Field(ge=0)
+    """Weight of the score that objective.reward_model gives, as it is: neither scaled nor centred. 0 where none is
+    named."""
 
     @model_validator(mode="after")
     def _something_is_rewarded(self) -> Self:
-        if not self.verified + self.format + self.length:
-            raise ValueError("rewards gives every part the weight 0: give one of verified, format and length more")
+        if not self.verified + self.format + self.length + self.reward_model:
+            raise ValueError(
+                "rewards gives every part the weight 0: give one of verified, format, length and reward_model more"
+            )
         return self
 
 
 class PolicyObjective(Frozen):
-    """Policy gradient on sampled answers. grpo: advantages within the group of one prompt, no KL (report); gspo: the
-    ratio of whole sequences (S3); ppo: a critic (S0).
+    """Policy gradient on sampled answers: what grpo, gspo and ppo share.
 
     A step has batch_tokens / sequence_length answers, each a row of its own; the tokens of the budget are these rows'
     positions."""
@@ -110,7 +115,9 @@ class PolicyObjective(Frozen):
     rewards: RewardRecipe
     max_constant_steps: int = Field(gt=0)
     """Steps in a row in which no group has two different rewards, after which training stops: nothing can be learned
-    from them. Groups of equal rewards are left out of a step: they cost no pass and count in no mean."""
+    from them."""
+    reward_model: PhaseName | None
+    """The earlier phase of objective reward whose model scores every answer; null where rewards.reward_model is 0."""
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
@@ -130,8 +137,55 @@ class PolicyObjective(Frozen):
             raise ValueError("kind gspo is a mean over answers, whose whole ratio is clipped: set loss_mean to answers")
         return self
 
+    @model_validator(mode="after")
+    def _reward_model_is_weighed(self) -> Self:
+        weight = self.rewards.reward_model
+        if self.reward_model is None and weight:
+            raise ValueError(
+                f"rewards.reward_model weighs {weight}, and no model scores: set reward_model to the phase that trains "
+                f"it, or the weight to 0"
+            )
+        if self.reward_model is not None and not weight:
+            raise ValueError(
+                f"reward_model is {self.reward_model}, and rewards.reward_model gives its score the weight 0: raise "
+                f"the weight, or set reward_model to null"
+            )
+        return self
+
+
+class GroupObjective(PolicyObjective):
+    """grpo: advantages within the group of one prompt, no KL (report); gspo: so, with the ratio of whole sequences
+    (S3). Groups of equal rewards are left out of a step: they cost no pass and count in no mean."""
+
+    kind: Literal["grpo", "gspo"]
+
+
+class PpoObjective(PolicyObjective):
+    """ppo: advantages of each token against a critic (S0; arXiv 1707.06347). The critic is a model of its own with a
+    scalar head, from the reward model where there is one, else from the weights that the phase starts from. The
+    reference of the KL is the model that the phase starts from."""
+
+    kind: Literal["ppo"]
+    discount: float = Field(gt=0, le=1)
+    """Gamma: what a reward one token later is worth (arXiv 2203.02155: 1)."""
+    gae_lambda: float = Field(ge=0, le=1)
+    """Lambda of generalized advantage estimation (arXiv 1506.02438): 0 trusts the critic's value of the next token, 1
+    only what the answer was worth in the end."""
+    kl_coefficient: float = Field(ge=0)
+    """Reward that each token loses per nat of log p policy - log p reference (arXiv 2203.02155: 0.02)."""
+    value_clip: float = Field(gt=0)
+    """How far an update may move a token's value from that before the first one, and still lower the loss (0.2)."""
+    critic_rate_ratio: float = Field(gt=0)
+    """Learning rate of the critic over that of the policy."""
+
 
 Objective = Annotated[
-    PretrainObjective | SftObjective | RejectionSamplingObjective | RewardObjective | DpoObjective | PolicyObjective,
+    PretrainObjective
+    | SftObjective
+    | RejectionSamplingObjective
+    | RewardObjective
+    | DpoObjective
+    | GroupObjective
+    | PpoObjective,
     Field(discriminator="kind"),
 ]

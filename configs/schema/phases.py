@@ -14,6 +14,7 @@ from configs.schema.objectives import (
     DpoObjective,
     Objective,
     PolicyObjective,
+    PpoObjective,
     RejectionSamplingObjective,
     RewardObjective,
     SftObjective,
@@ -81,6 +82,11 @@ class PhaseRecipe(Frozen):
     def samples_answers(self) -> bool:
         """Whether the phase trains on answers it samples itself, to prompts, instead of packed rows."""
         return isinstance(self.objective, PolicyObjective)
+
+    @property
+    def reward_model(self) -> PhaseName | None:
+        """The phase whose reward model scores the phase's answers; None where none does."""
+        return self.objective.reward_model if isinstance(self.objective, PolicyObjective) else None
 
     @property
     def reads_pairs(self) -> bool:
@@ -235,3 +241,13 @@ class TrainingRecipe(Frozen):
     def reads_pairs(self) -> bool:
         """Whether neighbouring rows are preference pairs."""
         return isinstance(self.objective, RewardObjective | DpoObjective)
+
+    @property
+    def critic_recipe(self) -> TrainingRecipe:
+        """The settings by which the critic of a PPO phase trains: no MTP layer, and learning rates times
+        critic_rate_ratio."""
+        assert isinstance(self.objective, PpoObjective), self.objective
+        ratio = self.objective.critic_rate_ratio
+        rates = {name: getattr(self.course, name) * ratio for name in ("peak_learning_rate", "final_learning_rate")}
+        model = self.model.model_copy(update={"num_nextn_predict_layers": 0})
+        return self.model_copy(update={"model": model, "course": self.course.model_copy(update=rates)})

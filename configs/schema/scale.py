@@ -103,6 +103,7 @@ class Scale(Frozen):
                     f"phase {phase.name} starts from {start.name}, a reward model, which does not answer: set its "
                     f"start to the phase that {start.name} starts from"
                 )
+            self._refuse_wrong_reward_model(phase, self.phases[:number])
         sections = dict(zip(names, self.phases, strict=True))
         for course in self.courses:
             for before, name in pairwise(course.recipe.phases):
@@ -113,6 +114,15 @@ class Scale(Frozen):
                         f"from {sections[name].start}: set its start to {before}, or give it a course of its own"
                     )
         return self
+
+    def _refuse_wrong_reward_model(self, phase: PhaseSection, earlier: tuple[PhaseSection, ...]) -> None:
+        named = phase.recipe.reward_model
+        models = [section.name for section in earlier if not section.recipe.trains_language_model]
+        if named is not None and named not in models:
+            fix = f"set it to {' or '.join(models)}" if models else "put a phase of objective reward before it"
+            raise ValueError(
+                f"phase {phase.name}: objective.reward_model {named} is no earlier phase of objective reward: {fix}"
+            )
 
     @model_validator(mode="after")
     def _model_can_be_evaluated_and_released(self) -> Self:

@@ -31,7 +31,7 @@ def pair_margins(values_B: Tensor) -> Tensor:
 
 
 class ScoreHead(nn.Module):
-    """The scalar head of a reward model; transformers' sequence classification calls it `score` too."""
+    """The scalar head of a reward model or a critic; transformers' sequence classification calls it `score` too."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -41,6 +41,10 @@ class ScoreHead(nn.Module):
         """The score of each row, float32 (B,), from the hidden state of its last token."""
         last_BD = hidden_BTD[torch.arange(len(last_B), device=last_B.device), last_B]
         return (last_BD @ self.weight.t()).squeeze(1).float()
+
+    def values(self, hidden_BTD: Tensor) -> Tensor:
+        """The score at every position, float32 (B, T)."""
+        return (hidden_BTD @ self.weight.t()).squeeze(-1).float()
 
 
 def scored_preference_loss(head: ScoreHead, hidden_BTD: Tensor, preference: Preference) -> Tensor:

@@ -23,6 +23,7 @@ from model.architecture.mtp import MtpLayer, mtp_targets
 from model.architecture.norm import RMSNorm
 from model.architecture.preferences import Preference, ScoreHead, direct_preference_loss, scored_preference_loss
 from model.architecture.rotary import rotary_tables
+from model.architecture.values import ValueTargets, clipped_value_loss
 
 
 class Losses(NamedTuple):
@@ -139,6 +140,7 @@ class Glm4Moe(nn.Module):
         mtp_segment_ids_BT: Tensor | None = None,
         mtp_target_ids_BT: Tensor | None = None,
         preference: Preference | None = None,
+        values: ValueTargets | None = None,
         cache: KVCache | None = None,
     ) -> ModelOutput:
         """Losses when `target_ids_BT` (token t+1 per position, -100 to leave out) is given, logits when it is not.
@@ -150,7 +152,7 @@ class Glm4Moe(nn.Module):
         document ends as in pre-training; `mtp_target_ids_BT` gives those targets themselves, for parts of rows: the
         targets of a part's last positions come after the part. Whether a document's last position is trained to predict
         the next document's first token is decided by `target_ids_BT`. `preference` makes neighbouring rows pairs, whose
-        loss takes the place of the next token's cross-entropy.
+        loss takes the place of the next token's cross-entropy, and `values` are those of a critic, whose loss does.
         """
         assert cache is None or (target_ids_BT is None and segment_ids_BT is None), "a cache serves generation only"
         embedded_BTD = self.model.embed_tokens(token_ids_BT)
@@ -167,6 +169,7 @@ class Glm4Moe(nn.Module):
             mtp_segment_ids_BT=mtp_segment_ids_BT,
             mtp_target_ids_BT=mtp_target_ids_BT,
             preference=preference,
+            values=values,
         )
 
     def losses(
@@ -181,10 +184,13 @@ class Glm4Moe(nn.Module):
         mtp_segment_ids_BT: Tensor | None = None,
         mtp_target_ids_BT: Tensor | None = None,
         preference: Preference | None = None,
+        values: ValueTargets | None = None,
     ) -> ModelOutput:
         """Losses from the trunk's layers and the embeddings, as in `forward`; a pipeline's last stage begins here."""
         hidden_BTD = self.model.norm(trunk.hidden_BTD)
-        if preference is not None and self.is_scored:
+        if values is not None:
+            lm = clipped_value_loss(self.score, hidden_BTD, target_ids_BT, values)
+        elif preference is not None and self.is_scored:
             lm = scored_preference_loss(self.score, hidden_BTD, preference)
         elif preference is not None:
             lm = direct_preference_loss(self.lm_head, hidden_BTD, target_ids_BT, preference)

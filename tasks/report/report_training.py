@@ -24,6 +24,12 @@ REWARD_PARTS = {
     "reward_length": "punished for length",
     "unverified": "answers per step without a verdict",
 }
+PARTS_OF_SOME = {
+    "reward_score": "score of the reward model",
+    "reference_kl": "nats per token from the reference",
+    "explained_variance": "variance of the returns that the critic explains",
+}
+"""Of phases with a reward model, or a critic."""
 SMOOTHED_STEPS = 10
 NUM_SAMPLE_GROUPS = 4
 """Number of groups that are shown of the first and of the last logged step."""
@@ -176,7 +182,8 @@ def _rewards(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> str:
 def _reward_parts(metrics: Metrics) -> str:
     """What the reward was made of at the end, whatever the parts weigh."""
     last = metrics[-SMOOTHED_STEPS:]
-    means = [f"{name} {sum(line[key] for line in last) / len(last):.3f}" for key, name in REWARD_PARTS.items()]
+    parts = REWARD_PARTS | {key: name for key, name in PARTS_OF_SOME.items() if key in last[-1]}
+    means = [f"{name} {sum(line[key] for line in last) / len(last):.3f}" for key, name in parts.items()]
     return paragraph(f"Means over the last {len(last)} logged steps: {', '.join(means)}.", "soft")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from configs.schema import ModelRecipe, TrainingRecipe
+from configs.schema import ModelRecipe, PolicyObjective, PpoObjective, TrainingRecipe
 from infra.step import Artifact
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def refuse_foreign_inputs(
                 f"mean other text; "
                 "shard the documents again with this tokenizer"
             )
-    if recipe.reads_pairs and start is None:
+    if (recipe.reads_pairs or isinstance(recipe.objective, PpoObjective)) and start is None:
         raise ValueError(
             f"phase {recipe.phase}: objective {recipe.objective.kind} needs weights that answer: train a phase of "
             f"objective sft before it, or start with `--from {recipe.phase} --start DIR`"
@@ -60,6 +60,28 @@ def refuse_foreign_inputs(
                 f"one is given "
                 f"{tokenizer.digest[:12]}: its embedding means other tokens; start from weights of the same tokenizer"
             )
+
+
+def refuse_wrong_reward_model(
+    recipe: TrainingRecipe, tokenizer: Artifact[TrainedTokenizer], reward_model: Artifact[TrainedCheckpoint] | None
+) -> None:
+    """Raises ValueError where the model that scores the answers is not the one that the objective names, scores
+    nothing, or reads other tokens."""
+    named = recipe.objective.reward_model if isinstance(recipe.objective, PolicyObjective) else None
+    if reward_model is None:
+        assert named is None, (recipe.phase, named)
+        return
+    record = reward_model.record
+    if record.phase != named or record.objective != "reward":
+        raise ValueError(
+            f"phase {recipe.phase}: objective.reward_model is {named}, and the model that is given is of phase "
+            f"{record.phase} with objective {record.objective}: give the checkpoint of the phase that is named"
+        )
+    if record.tokenizer_digest != tokenizer.digest:
+        raise ValueError(
+            f"phase {record.phase} was trained with tokenizer {record.tokenizer_digest[:12]}, phase {recipe.phase} is "
+            f"given {tokenizer.digest[:12]}: train the reward model with the same tokenizer"
+        )
 
 
 def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None:

@@ -25,7 +25,7 @@ from infra.step import Artifact, Output, Record, digest_of, step
 from infra.storage.store import hash_file
 from model.architecture.counts import count_parameters, unembedding_saved
 from model.text.tokenizer_layout import END_OF_TEXT, END_TOKENS, tokenizer_for_text
-from tasks.training.input_rules import refuse_foreign_inputs
+from tasks.training.input_rules import refuse_foreign_inputs, refuse_wrong_reward_model
 from tasks.training.plan.launch_rules import refuse_impossible_training, refuse_too_few_pairs
 from tasks.training.policy.prompt_order import PromptOrder
 from tasks.training.schedule.schedules import trains_mtp
@@ -79,13 +79,14 @@ def train_phase(
     output: Output,
     pairs: Artifact[PackedPairs] | None = None,
     reference: Artifact[Record] | None = None,
+    reward_model: Artifact[TrainedCheckpoint] | None = None,
 ) -> TrainedCheckpoint:
     """`packed`, `shards` and `chats` (where conversations were packed) belong to objectives on rows, `prompts` to
-    policy objectives, `pairs` to reward and DPO, `reference` (the start's log-probabilities of the pairs) to DPO; each
-    is None for the other kinds. `validation` are shards of held-out documents; None measures
-    nothing while training. Raises ValueError for what cannot be trained, JobFailedError with the failing rank's last
-    lines when training fails, JobLostError when it was taken away: then the same call continues from the latest
-    checkpoint."""
+    policy objectives, `pairs` to reward and DPO, `reference` (the start's log-probabilities of the pairs) to DPO,
+    `reward_model` to policy objectives that name one; each is None for the other kinds. `validation` are shards of
+    held-out documents; None measures nothing while training. Raises ValueError for what cannot be trained,
+    JobFailedError with the failing rank's last lines when training fails, JobLostError when it was taken away: then the
+    same call continues from the latest checkpoint."""
     refuse_impossible_training(recipe, resources)
     refuse_missing_tracker(resources)
     num_long_prompts = 0
@@ -105,6 +106,7 @@ def train_phase(
         start,
         {"shards": shards, "conversations": chats, "held-out shards": validation, "pairs": pairs},
     )
+    refuse_wrong_reward_model(recipe, tokenizer, reward_model)
     job = describe_job(
         recipe,
         resources,
@@ -118,6 +120,7 @@ def train_phase(
         start=start,
         pairs=pairs,
         reference=reference,
+        reward_model=reward_model,
     )
     train(job, output)
     reads_chats = recipe.objective.kind in ("sft", "rejection_sampling")
@@ -139,6 +142,7 @@ def describe_job(
     start: Artifact[TrainedCheckpoint] | None,
     pairs: Artifact[PackedPairs] | None = None,
     reference: Artifact[Record] | None = None,
+    reward_model: Artifact[TrainedCheckpoint] | None = None,
 ) -> TrainingJob:
     """What the ranks read: rows and shards by address and digests, which the ranks verify; the rest as local paths,
     their checksums verified."""
@@ -154,6 +158,7 @@ def describe_job(
         prompts_path="" if prompts is None else str(prompts.path("prompts.parquet")),
         pairs_dir="" if pairs is None else str(pairs.path("train.parquet").parent),
         reference_path="" if reference is None else str(reference.path("scores.parquet")),
+        reward_model_dir="" if reward_model is None else str(reward_model.directory("hf")),
         tokenizer_path=str(tokenizer.path("tokenizer.json")),
         start_dir="" if start is None else str(start.directory("handover")),
         start_weights_dir="" if start is None else str(start.directory("hf")),

@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from configs.schema import PolicyObjective, TrainingRecipe
+from configs.schema import TrainingRecipe
+from tasks.training.loop.critic_training import update_critic
 from tasks.training.loop.pair_data import HeldOutPairs
 from tasks.training.loop.phase_data import PhaseData, StepData, open_phase_data
 from tasks.training.loop.prepare_training import load_checkpoint, prepare_training
@@ -30,7 +31,7 @@ from tasks.training.loop.rank_process import Interruption, configure_process
 from tasks.training.loop.training_step import NO_LOSSES, StepResult, pass_over, take_step
 from tasks.training.loop.validation import HeldOut
 from tasks.training.parallel.trainable import Trainable
-from tasks.training.policy.rewards import RewardError
+from tasks.training.policy.rewards import RewardError, refuse_constant_rewards
 from tasks.training.schedule.schedules import StepPlan, plan_step, trains_mtp
 from tasks.training.state.checkpoints import (
     FencedError,
@@ -143,7 +144,7 @@ def train(training: Training, interruption: Interruption) -> None:
             data, result = step_once(training, plan, step)
         is_taken = bool(data.micro_batches)
         training.position = _advance(training.position, recipe, plan, data, result)
-        _refuse_constant_rewards(recipe, training.position)
+        refuse_constant_rewards(recipe, training.position)
         measured = _measure(training) if is_due(recipe, plan) and training.held_out is not None else None
         if training.record is not None:
             if is_taken or training.position.policy is not None or measured is not None:
@@ -176,6 +177,8 @@ def step_once(training: Training, plan: StepPlan, step: int) -> tuple[StepData, 
         result = take_step(training.trainable, recipe, plan, data.micro_batches, step, recent, observed)
         for micro_batches in data.later_updates:
             result = take_step(training.trainable, recipe, plan, micro_batches(), step, recent).after(result)
+        if training.trainable.critic is not None:
+            data.metrics.update(update_critic(training.trainable.critic, recipe, plan, data.critic_updates, step))
         return data, result
 
 
@@ -205,9 +208,12 @@ def leave_best(training: Training) -> None:
     problem = find_damage(checkpoint_dir)
     if problem:
         raise LostBestError(best.step, problem)
-    kept = load_checkpoint(training.trainable, checkpoint_dir)
+    kept, policy = load_checkpoint(training.trainable, checkpoint_dir), training.position.policy
+    if policy is not None and kept.policy is not None:
+        policy = policy.model_copy(update={"num_critic_updates": kept.policy.num_critic_updates})
     training.position = training.position.model_copy(
         update={
+            "policy": policy,
             "optimizer_steps": kept.optimizer_steps,
             "torch_random_state": kept.torch_random_state,
             "weights_step": best.step,
@@ -265,7 +271,8 @@ def _advance(
     if policy is not None and "reward_mean" in data.metrics:
         policy = PolicyProgress(
             mean_rewards=(*policy.mean_rewards, data.metrics["reward_mean"]),
-            num_constant_steps=0 if is_taken else policy.num_constant_steps + 1,
+            num_constant_steps=0 if data.metrics["informative_groups"] else policy.num_constant_steps + 1,
+            num_critic_updates=policy.num_critic_updates + len(data.critic_updates),
         )
     recent = (
         extend_window(recipe.spikes, position.recent, result.total_loss, result.grad_norm)
@@ -284,21 +291,6 @@ def _advance(
             "recent": recent,
         }
     )
-
-
-def _refuse_constant_rewards(recipe: TrainingRecipe, position: Position) -> None:
-    if position.policy is None or not isinstance(recipe.objective, PolicyObjective):
-        return
-    num_steps = position.policy.num_constant_steps
-    if num_steps >= recipe.objective.max_constant_steps:
-        reward = position.policy.mean_rewards[-1]
-        raise RewardError(
-            f"step {position.step}: in {num_steps} steps in a row (objective.max_constant_steps) no group had two "
-            f"different rewards, the "
-            f"last step's mean reward is {reward:g}: nothing can be learned from them. Where it is low, train the "
-            f"phase before longer or "
-            "ask easier prompts; where it is high, ask harder ones"
-        )
 
 
 def train_to_end(job: TrainingJob, interruption: Interruption) -> Training:

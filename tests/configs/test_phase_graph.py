@@ -129,7 +129,8 @@ def test_a_name_and_an_objective_that_disagree_are_refused(template, tree):
         SAMPLING,
         {"kind": "reward"},
         {"kind": "dpo", "beta": 0.1},
-        *({**policy, "kind": kind, "loss_mean": "answers"} for kind in ("grpo", "gspo", "ppo")),
+        *({**policy, "kind": kind, "loss_mean": "answers"} for kind in ("grpo", "gspo")),
+        {**policy, **CRITIC, "kind": "ppo"},
     ]
     for objective in objectives:
         section = copy.deepcopy(phase_of(tree, "sft")) | {"name": f"{template}_again"}
@@ -145,6 +146,8 @@ def test_a_name_and_an_objective_that_disagree_are_refused(template, tree):
                 Scale(**values)
 
 
+CRITIC = {"discount": 1.0, "gae_lambda": 0.95, "kl_coefficient": 0.02, "value_clip": 0.2, "critic_rate_ratio": 1.0}
+"""What PPO adds to the settings of GRPO."""
 SAMPLING = {
     "kind": "rejection_sampling",
     "samples_per_prompt": 4,
@@ -185,6 +188,44 @@ def test_right_answers_have_a_course_of_their_own_and_weights_to_come_from(tree,
     del tree["courses"][2]
     with pytest.raises(ValueError, match="course sft: phase rl_rejection_sampling packs what the weights at its start"):
         scale_of(tree, tmp_path)
+
+
+def scored_by(objective: dict[str, Any], phase: str | None, weight: float) -> dict[str, Any]:
+    """A policy objective whose answers this phase's model scores."""
+    return objective | {"reward_model": phase, "rewards": objective["rewards"] | {"reward_model": weight}}
+
+
+@pytest.mark.parametrize(
+    ("phase", "weight", "message"),
+    [
+        ("sft", 1.0, "phase rl_reasoning: objective.reward_model sft is no earlier phase of objective reward"),
+        ("reward_model_2", 1.0, "reward_model_2 is no earlier phase of objective reward: set it to reward_model"),
+        ("reward_model", 0.0, "reward_model is reward_model, and rewards.reward_model gives its score the weight 0"),
+        (None, 1.0, "rewards.reward_model weighs 1.0, and no model scores: set reward_model to the phase that trains"),
+    ],
+)
+def test_a_reward_model_is_an_earlier_phase_with_a_weight(phase, weight, message, tree, tmp_path):
+    recipe = phase_of(with_branch(tree), "rl_reasoning")["recipe"]
+    objective = recipe["objective"]
+    recipe["objective"] = scored_by(objective, phase, weight)
+    with pytest.raises(ValueError, match=message):
+        scale_of(tree, tmp_path)
+    recipe["objective"] = scored_by(objective, "reward_model", 0.5)
+    assert scale_of(tree, tmp_path).phases[-1].recipe.reward_model == "reward_model"
+    recipe["objective"] = scored_by(objective, None, 0.0)
+    assert scale_of(tree, tmp_path).phases[-1].recipe.reward_model is None
+
+
+def test_a_reward_model_before_the_first_stage_is_refused(tree, tmp_path):
+    recipe = phase_of(with_branch(tree), "rl_reasoning")["recipe"]
+    recipe["objective"] = scored_by(recipe["objective"], "reward_model", 1.0)
+    scale = scale_of(tree, tmp_path)
+    message = "--from rl_reasoning: phase rl_reasoning has its answers scored by reward_model, which comes before"
+    with pytest.raises(ValueError, match=message):
+        choose_stages(scale, "rl_reasoning", "sft", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flows.stages.refuse_impossible_training", lambda *arguments: None)
+        assert choose_stages(scale, "reward_model", "sft", None).phases[-1].name == "rl_reasoning"
 
 
 def test_given_weights_stand_for_what_the_first_phase_starts_from(tree, tmp_path):

@@ -12,7 +12,7 @@ from flows import train_phases as flow
 from flows.running.run import AssessedModel, AssessedRewardModel
 from flows.stages import choose_stages
 from flows.train_phases import PhaseHistory
-from tests.configs.test_phase_graph import SAMPLING, add_phase, phase_of
+from tests.configs.test_phase_graph import SAMPLING, add_phase, phase_of, scored_by
 from tests.conftest import ROOT
 
 
@@ -31,10 +31,12 @@ def scale():
 
 @pytest.fixture
 def train(scale, monkeypatch):
-    """Runs the phases with steps that record (phase, weights it started from, evaluation it is compared with)."""
-    seen = []
+    """Runs the phases with steps that record (phase, weights it started from, evaluation it is compared with).
+    `train.judges` has the reward model of each phase."""
+    seen, named = [], {}
 
-    def run_step(run, step, *, stage, start, **inputs):
+    def run_step(run, step, *, stage, start, reward_model, **inputs):
+        named[stage.removeprefix("train ")] = reward_model and reward_model.digest
         seen.append([stage.removeprefix("train "), start and start.digest])
         return artifact(stage.removeprefix("train "))
 
@@ -64,7 +66,7 @@ def train(scale, monkeypatch):
         chat_shards=artifact("chats"),
     )
 
-    def run(first=None, start=None, refused=(), until=None):
+    def run(first=None, start=None, refused=(), until=None, scale=scale):
         seen.clear()
         window = choose_stages(scale, first, start, until)
         rows = {phase.name: artifact("rows") for phase in window.phases}
@@ -73,6 +75,7 @@ def train(scale, monkeypatch):
         run = SimpleNamespace(scale=scale, mlflow="", refused=refused)
         return flow.train_phases(run, prepared, window.phases, history), list(map(tuple, seen))
 
+    run.judges = named
     return run
 
 
@@ -87,6 +90,16 @@ def test_a_phase_starts_from_and_is_compared_with_the_model_of_its_start(train):
         ("rl_reasoning", "sft", "figures of sft"),
     ]
     assert history.candidate.phase.name == "rl_reasoning"
+
+
+def test_answers_are_scored_by_the_model_of_the_phase_that_is_named(train, scale):
+    train()
+    assert set(train.judges.values()) == {None}
+    values = scale.model_dump(mode="json")
+    recipe = phase_of(values, "rl_reasoning")["recipe"]
+    recipe["objective"] = scored_by(recipe["objective"], "reward_model", 1.0)
+    train(scale=Scale(**values))
+    assert {name: judge for name, judge in train.judges.items() if judge} == {"rl_reasoning": "reward_model"}
 
 
 def test_the_candidate_is_the_newest_language_model(train):

@@ -78,6 +78,7 @@ COMPUTED_SETTINGS = {
     "domains": {"pack_phase"},
     "reads_pairs": {"train_phase", "import_checkpoint", "sample_solutions", "write_report"},
     "is_scored": {"train_phase", "import_checkpoint", "sample_solutions", "write_report"},
+    "critic_recipe": {"train_phase", "import_checkpoint", "sample_solutions", "write_report"},
     "num_special_tokens": {"train_tokenizer", "import_tokenizer", "write_report"},
 }
 """Properties of settings that decide content, and the steps that are given them; the other properties make values,

@@ -10,16 +10,14 @@ import torch
 from configs.schema import PolicyObjective, RewardRecipe
 from model.architecture.losses import IGNORED
 from model.generation.generation import InProcessEngine, Sampling
+from tasks.training.policy.answer_rows import AnswerRows, lay_out, target_log_probabilities
 from tasks.training.policy.policy import (
     MISMATCH_METRICS,
-    AnswerRows,
     clipped_weights,
     group_advantages,
     importance_weights,
-    lay_out,
     policy_updates,
     surrogate_weights,
-    target_log_probabilities,
 )
 from tasks.training.policy.prompt_order import Prompt
 from tasks.training.policy.rewards import Reward, RewardError, refuse_broken_rewards
@@ -39,8 +37,9 @@ OBJECTIVE = PolicyObjective(
     importance_cap=2.0,
     updates_per_rollout=1,
     loss_mean="tokens",
-    rewards=RewardRecipe(verified=1.0, format=0.0, length=0.0, overlong_tokens=2),
+    rewards=RewardRecipe(verified=1.0, format=0.0, length=0.0, overlong_tokens=2, reward_model=0.0),
     max_constant_steps=5,
+    reward_model=None,
 )
 REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
 """Three groups of three; the second has nothing to learn from."""
@@ -51,7 +50,7 @@ def prompt_named(identity: str) -> Prompt:
 
 
 def reward_of(total: float) -> Reward:
-    return Reward(verified=total, format=0.0, length=0.0, has_verdict=True, total=total)
+    return Reward(verified=total, format=0.0, length=0.0, has_verdict=True, reward_model=None, total=total)
 
 
 def rollouts_of(model, rewards=REWARDS, temperature: float = 1.0, shift: float = 0.0) -> list[Rollout]:
@@ -77,13 +76,15 @@ def rollouts_of(model, rewards=REWARDS, temperature: float = 1.0, shift: float =
 
 
 def updates_of(model, rollouts, objective, num_sequences: int = 16):
-    return policy_updates(
+    updates = policy_updates(
         lambda rows: target_log_probabilities(model, rows, objective.temperature, num_sequences),
         rollouts,
         objective,
         num_sequences,
         CPU,
     )
+    assert updates.critic == []
+    return updates.policy, updates.metrics
 
 
 def backward(model, batches, temperature: float = 1.0) -> dict[str, torch.Tensor]:
@@ -223,7 +224,7 @@ def test_weights_of_a_policy_that_has_moved_are_the_surrogates_gradient():
     )
     surrogate.sum().backward()
     rows = AnswerRows(torch.zeros(5, 7, dtype=torch.int64), torch.zeros(5, 7, dtype=torch.int64), rollout)
-    weights = surrogate_weights(now.detach(), trainer, rows, advantages, OBJECTIVE)
+    weights = surrogate_weights(now.detach(), trainer, rows, advantages[:, None].expand(5, 7), OBJECTIVE)
     torch.testing.assert_close(weights, now.grad)
     assert 7 < int((weights == 0).sum()) < 28, "some are clipped, beside the row without an advantage"
 
@@ -244,8 +245,8 @@ def test_rounding_in_bfloat16_leaves_no_token_without_a_gradient():
     assert (answers != 0).all() and metrics["clip_fraction"] == 0.0 and 0 < metrics["rollout_log_ratio"] < 0.1
     rows = lay_out(rollouts, CPU)
     rounding_BT = target_log_probabilities(model, rows, 1.0, 16) - rows.rollout_log_probabilities_BT
-    advantages_B = group_advantages(torch.tensor([1.0, 0.0, 0.0] * 12).view(-1, 3)).flatten()
-    against_rollout = clipped_weights(rounding_BT, advantages_B, 1e-4, 2e-4)[rows.is_answer_BT]
+    advantages_B1 = group_advantages(torch.tensor([1.0, 0.0, 0.0] * 12).view(-1, 3)).view(-1, 1)
+    against_rollout = clipped_weights(rounding_BT, advantages_B1.expand_as(rounding_BT), 1e-4, 2e-4)[rows.is_answer_BT]
     assert (against_rollout == 0).float().mean() > 0.2, "a clip against the rollout would have cut these"
 
 
@@ -265,10 +266,9 @@ def test_bounds_of_a_sequences_ratio_are_refused_for_a_tokens(kind):
 
 def test_a_clipped_ratio_has_no_gradient_on_its_own_side_only():
     ratios = torch.tensor([[0.7, 0.9, 1.2, 1.4]]).log()
-    assert clipped_weights(ratios, torch.tensor([2.0]), 0.2, 0.28)[0].tolist() == pytest.approx([1.4, 1.8, 2.4, 0.0])
-    assert clipped_weights(ratios, torch.tensor([-2.0]), 0.2, 0.28)[0].tolist() == pytest.approx(
-        [0.0, -1.8, -2.4, -2.8]
-    )
+    raised, lowered = (clipped_weights(ratios, torch.full((1, 4), value), 0.2, 0.28)[0] for value in (2.0, -2.0))
+    assert raised.tolist() == pytest.approx([1.4, 1.8, 2.4, 0.0])
+    assert lowered.tolist() == pytest.approx([0.0, -1.8, -2.4, -2.8])
 
 
 def test_rows_hold_prompt_and_answer_and_train_the_stop_token():

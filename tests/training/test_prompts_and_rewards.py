@@ -138,7 +138,7 @@ def test_the_punishment_of_length_is_the_formula_of_dapo():
 
 
 def objective_with(**weights: float) -> PolicyObjective:
-    rewards = {"verified": 0.0, "format": 0.0, "length": 0.0, "overlong_tokens": 2} | weights
+    rewards = {"verified": 0.0, "format": 0.0, "length": 0.0, "overlong_tokens": 2, "reward_model": 0.0} | weights
     return PolicyObjective(**GRPO | {"rewards": rewards})
 
 
@@ -146,14 +146,15 @@ def test_the_reward_is_the_weighted_sum_of_its_parts_and_all_are_kept():
     prompt = Prompt("p", "synthetic", "exact", "?", "[]", "5")
     texts = ("5<|user|>", "6<|user|>", "5", "<|user|>")
     written = [WrittenAnswer(text, text.endswith("|>")) for text in texts]
-    rewards = reward_answers([prompt] * 4, written, [2, 3, 4, 1], objective_with(verified=1.0, format=0.5, length=0.25))
+    objective = objective_with(verified=1.0, format=0.5, length=0.25)
+    rewards = reward_answers([prompt] * 4, written, [2, 3, 4, 1], None, objective)
     assert [reward.verified for reward in rewards] == [1.0, 0.0, 0.0, 0.0]
     assert [reward.format for reward in rewards] == [1.0, 1.0, 0.0, 0.0]
     assert [reward.length for reward in rewards] == [0.0, -0.5, -1.0, 0.0]
     assert [reward.total for reward in rewards] == [1.5, 0.375, -0.25, 0.0]
     metrics = {"pass_rate": 0.25, "reward_format": 0.5, "reward_length": -0.375, "unverified": 0.0}
     assert reward_metrics(rewards) == metrics
-    only = reward_answers([prompt] * 4, written, [2, 3, 4, 1], objective_with(verified=1.0))
+    only = reward_answers([prompt] * 4, written, [2, 3, 4, 1], None, objective_with(verified=1.0))
     assert [(each.total, math.copysign(1, each.total)) for each in only] == [(1.0, 1), *[(0.0, 1)] * 3]
     assert reward_metrics(only) == metrics, "the parts do not depend on what they weigh"
 
@@ -161,7 +162,7 @@ def test_the_reward_is_the_weighted_sum_of_its_parts_and_all_are_kept():
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({}, "rewards gives every part the weight 0: give one of verified, format and length more"),
+        ({}, "rewards gives every part the weight 0: give one of verified, format, length and reward_model more"),
         (
             {"verified": 1.0, "overlong_tokens": 5},
             r"rewards.overlong_tokens \(5\) must not exceed max_new_tokens \(4\)",
@@ -171,7 +172,7 @@ def test_the_reward_is_the_weighted_sum_of_its_parts_and_all_are_kept():
 def test_rewards_that_reward_nothing_or_punish_every_answer_are_refused(weights, message):
     with pytest.raises(ValueError, match=message):
         objective_with(**weights)
-    assert RewardRecipe(verified=0.0, format=0.0, length=1.0, overlong_tokens=1).length == 1.0
+    assert RewardRecipe(verified=0.0, format=0.0, length=1.0, overlong_tokens=1, reward_model=0.0).length == 1.0
 
 
 @step(content=("prompts.parquet",))
@@ -191,7 +192,7 @@ def write_mixed_prompts(*, output: Output) -> ToyPrompts:
 
 def test_a_phase_on_prompts_of_several_kinds_is_rewarded_by_kind_and_resumes_to_the_same_result(inputs, tmp_path):
     tuned = inputs.train(inputs.chat_arguments(sft_recipe()))
-    rewards = {"verified": 1.0, "format": 0.1, "length": 0.1, "overlong_tokens": 2}
+    rewards = {"verified": 1.0, "format": 0.1, "length": 0.1, "overlong_tokens": 2, "reward_model": 0.0}
     recipe = rl_recipe(num_steps=6, prompt_mixture=MIXED, objective=GRPO | {"rewards": rewards})
 
     def arguments(home: TrainingInputs, **changes):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from configs.files.block_reader import BlockReader
-from configs.schema import PolicyObjective
+from configs.schema import PolicyObjective, PpoObjective
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.packing.packed_rows import PackedRows
 from tasks.training.loop.batches import Rows, read_micro_batches, refuse_foreign_tokens
@@ -20,7 +20,10 @@ from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.sequence_parallel import own_parts
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.plan.answer_batches import answers_at_once
-from tasks.training.policy.policy import AnswerRows, policy_updates, target_log_probabilities
+from tasks.training.policy.answer_rows import AnswerRows, target_log_probabilities
+from tasks.training.policy.critic import Estimates, estimate_advantages, token_values
+from tasks.training.policy.frozen_models import open_frozen, score_answers
+from tasks.training.policy.policy import policy_updates
 from tasks.training.policy.prompt_order import Prompt, PromptOrder
 from tasks.training.policy.rollouts import describe_groups, policy_model, sample_answers
 from tasks.training.schedule.schedules import StepPlan, plan_step
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from configs.schema import TrainingRecipe
-    from model.architecture.transformer import Glm4Moe
     from tasks.training.parallel.ranks import Ranks
 
 LOGGED_GROUPS = 2
@@ -46,6 +48,8 @@ class StepData:
     """None where a step has nothing to learn: no optimizer step is taken then."""
     later_updates: Sequence[Callable[[], list[MicroBatch]]] = ()
     """What makes the micro-batches of further optimizer updates of the step, each after the one before was taken."""
+    critic_updates: list[list[MicroBatch]] = field(default_factory=list)
+    """The critic's micro-batches of every update of the step; none without a critic."""
     metrics: dict[str, float] = field(default_factory=dict)
     rollouts: list[dict[str, object]] = field(default_factory=list)
     """Lines of rollouts.jsonl."""
@@ -106,33 +110,60 @@ class PackedData:
 class PolicyData:
     """Answers of the present model to the prompts of the step; one rank."""
 
-    def __init__(self, job: TrainingJob, model: Glm4Moe) -> None:
+    def __init__(self, job: TrainingJob, trainable: Trainable) -> None:
         assert isinstance(job.recipe.objective, PolicyObjective), job.recipe.objective
-        self.job, self.model, self.objective = job, model, job.recipe.objective
+        self.job, self.model, self.objective = job, trainable.model, job.recipe.objective
+        self.num_sequences, self.dtype = job.resources.micro_batch_sequences, job.recipe.dtype
         self.tokenizer = tokenizer_for_text(job.tokenizer_path)
         self.prompts = PromptOrder(Path(job.prompts_path), self.tokenizer, job.recipe)
+        self.critic = self.reference = self.reward_model = None
+        if trainable.critic is not None:
+            self.critic = trainable.critic.model
+            self.reference = open_frozen(job.start_weights_dir, self.dtype, trainable.device)
+        if job.reward_model_dir:
+            self.reward_model = open_frozen(job.reward_model_dir, self.dtype, trainable.device, is_scored=True)
 
     def read(self, plan: StepPlan, step: int) -> StepData:
         prompts = self._prompts_of(plan)
-        model = policy_model(self.model, self.job.recipe.dtype)
         started = time.perf_counter()
-        at_once = answers_at_once(self.job.recipe, self.job.resources, plan.num_rows)
         rollouts = sample_answers(
-            model, self.tokenizer, prompts, self.job.recipe, self.job.eos_token_ids, step, at_once
+            policy_model(self.model, self.dtype),
+            self.tokenizer,
+            prompts,
+            self.job.recipe,
+            self.job.eos_token_ids,
+            step,
+            answers_at_once(self.job.recipe, self.job.resources, plan.num_rows),
+            None if self.reward_model is None else self._score,
         )
         seconds = time.perf_counter() - started
-        num_sequences = self.job.resources.micro_batch_sequences
-
-        def log_probabilities(rows: AnswerRows) -> Tensor:
-            now = policy_model(self.model, self.job.recipe.dtype)
-            return target_log_probabilities(now, rows, self.objective.temperature, num_sequences)
-
-        updates, metrics = policy_updates(
-            log_probabilities, rollouts, self.objective, num_sequences, self.model.lm_head.weight.device
+        updates = policy_updates(
+            self._log_probabilities,
+            rollouts,
+            self.objective,
+            self.num_sequences,
+            self.model.lm_head.weight.device,
+            None if self.critic is None else self._critique,
         )
+        first, later = (updates.policy[0](), updates.policy[1:]) if updates.policy else ([], [])
         described = describe_groups(rollouts, self.objective.samples_per_prompt, LOGGED_GROUPS, step)
-        metrics["rollout_seconds"] = seconds
-        return StepData(updates[0]() if updates else [], updates[1:], metrics, described)
+        updates.metrics["rollout_seconds"] = seconds
+        return StepData(first, later, updates.critic, updates.metrics, described)
+
+    def _log_probabilities(self, rows: AnswerRows) -> Tensor:
+        now = policy_model(self.model, self.dtype)
+        return target_log_probabilities(now, rows, self.objective.temperature, self.num_sequences)
+
+    def _score(self, sequences: Sequence[list[int]]) -> list[float]:
+        assert self.reward_model is not None, self.job.reward_model_dir
+        return score_answers(self.reward_model, sequences, self.num_sequences)
+
+    def _critique(self, rows: AnswerRows, trainer_BT: Tensor, rewards_B: Tensor) -> Estimates:
+        assert isinstance(self.objective, PpoObjective), self.objective
+        assert self.critic is not None and self.reference is not None, self.objective
+        values_BT = token_values(policy_model(self.critic, self.dtype), rows, self.num_sequences)
+        reference_BT = target_log_probabilities(self.reference, rows, self.objective.temperature, self.num_sequences)
+        return estimate_advantages(rows, rewards_B, values_BT, trainer_BT, reference_BT, self.objective)
 
     def describe(self, plan: StepPlan) -> list[dict[str, object]]:
         pieces: list[dict[str, object]] = [{"prompt_id": prompt.id} for prompt in self._prompts_of(plan)]
@@ -157,7 +188,7 @@ def open_phase_data(job: TrainingJob, trainable: Trainable) -> PhaseData:
     """Raises ValueError where the packed rows hold less than the budget, or rows of another length."""
     recipe = job.recipe
     if isinstance(recipe.objective, PolicyObjective):
-        return PolicyData(job, trainable.model)
+        return PolicyData(job, trainable)
     if recipe.reads_pairs:
         return PreferenceData(job, trainable)
     rows = PackedRows(job.packed, job.shards, BlockReader())

@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,13 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from configs.schema import OptimizerRecipe, PolicyObjective, TrainingResources
+from configs.schema import OptimizerRecipe, PolicyObjective, PpoObjective, TrainingResources
 from model.architecture.adapters import add_adapters, is_frozen
 from model.architecture.transformer import Glm4Moe
 from model.device import open_device
 from model.formats.checkpoint_names import checkpoint_shapes
 from model.formats.hf_checkpoint import is_reward_model, read_config
 from model.optimizer.optimizer import build_optimizer
+from tasks.training.loop.critic_training import start_critic
 from tasks.training.parallel.deepspeed_config import deepspeed_config
 from tasks.training.parallel.expert_parallel import divide_experts
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
@@ -37,7 +39,14 @@ from tasks.training.state.initial_weights import InitialWeights
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.node_checkpoints import finish_uploads, on_first_rank
 from tasks.training.state.position import PolicyProgress, Position
-from tasks.training.state.state import load_frozen, load_master, load_state, random_state_hex, read_position
+from tasks.training.state.state import (
+    load_critic,
+    load_frozen,
+    load_master,
+    load_state,
+    random_state_hex,
+    read_position,
+)
 from tasks.training.state.tensor_sources import FreshAdapters, RewardModelStart, TensorSource, open_weights
 
 
@@ -53,7 +62,19 @@ def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
     divide_model(model, ranks, resources)
     materialize(model, open_device(resources.device), frozen_dtype=getattr(torch, recipe.dtype))
     trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
+    if isinstance(recipe.objective, PpoObjective):
+        trainable = replace(trainable, critic=_build_critic(job, ranks))
     return trainable, restore_state(job, trainable, shapes)
+
+
+def _build_critic(job: TrainingJob, ranks: Ranks) -> Trainable:
+    """The critic with its optimizer and engine; its weights are undefined until they are restored."""
+    recipe, resources = job.recipe.critic_recipe, job.resources
+    with torch.device("meta"):
+        critic = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta, is_scored=True)
+    divide_model(critic, ranks, resources)
+    materialize(critic, open_device(resources.device))
+    return build_trainable(critic, recipe.optimizer, recipe.dtype, resources, ranks)
 
 
 def divide_model(model: Glm4Moe, ranks: Ranks, resources: TrainingResources) -> None:
@@ -141,6 +162,8 @@ def restore_state(job: TrainingJob, trainable: Trainable, shapes: dict[str, torc
         if isinstance(recipe.objective, PolicyObjective)
         else None,
     )
+    if trainable.critic is not None:
+        start_critic(job, trainable.critic)
     if start is None:
         load_master(trainable, InitialWeights(recipe.model, shapes, recipe.seed), "the initial weights")
         return fresh
@@ -170,7 +193,10 @@ def _open_start(job: TrainingJob, shapes: dict[str, torch.Size]) -> TensorSource
 
 
 def load_checkpoint(trainable: Trainable, checkpoint_dir: Path) -> Position:
-    """Replace the present state by that of a checkpoint and return its position; all ranks call it."""
+    """Replace the present state by that of a checkpoint, a critic's too, and return its position; all ranks call
+    it."""
     position = read_position(checkpoint_dir)
+    if trainable.critic is not None:
+        load_critic(trainable.critic, checkpoint_dir, position)
     load_state(trainable, checkpoint_dir, position)
     return position

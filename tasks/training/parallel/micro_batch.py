@@ -11,6 +11,7 @@ from torch import Tensor
 from model.architecture.losses import IGNORED
 from model.architecture.mtp import mtp_targets
 from model.architecture.preferences import Preference
+from model.architecture.values import ValueTargets
 from tasks.data.packing.packed_rows import NO_SEGMENT
 
 
@@ -35,6 +36,8 @@ class MicroBatch:
     """The token after the next, or IGNORED; None where it follows from the other tensors, which hold whole rows."""
     preference: Preference | None = None
     """Makes neighbouring rows pairs, whose loss is trained instead of cross-entropy."""
+    values: ValueTargets | None = None
+    """Makes the rows a critic's, whose loss at the targets is trained instead of cross-entropy."""
 
     @property
     def model_arguments(self) -> dict[str, Any]:
@@ -46,6 +49,7 @@ class MicroBatch:
             "temperature": self.temperature,
             "mtp_target_ids_BT": self.mtp_target_ids_BT,
             "preference": self.preference,
+            "values": self.values,
         }
 
     @property

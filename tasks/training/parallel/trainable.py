@@ -23,6 +23,8 @@ class Trainable:
     model: Glm4Moe
     optimizer: Muon
     ranks: Ranks
+    critic: Trainable | None = None
+    """The critic of the policy that this is; None for other objectives than PPO."""
 
     @property
     def device(self) -> torch.device:

@@ -9,7 +9,6 @@ from configs.schema import JobResources, PolicyObjective, TrainingRecipe, Traini
 from tasks.training.plan.topology import impossible_topology
 from tasks.training.plan.worlds import refuse_no_smaller_world
 
-OBJECTIVES = ("pretrain", "sft", "rejection_sampling", "reward", "dpo", "grpo", "gspo")
 QUEUE_OF_LAUNCHER = {"ssh": ("hostfile",), "kubernetes": ("image", "volume_claim")}
 DEVICES = ("cpu",)
 
@@ -24,8 +23,6 @@ def refuse_impossible_training(recipe: TrainingRecipe, resources: TrainingResour
 def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
     """Every reason why this version has no code for the phase, with the values and the fix; empty where it has code."""
     kind, reasons = recipe.objective.kind, []
-    if kind not in OBJECTIVES:
-        reasons.append(f"objective {kind} cannot be trained, only {', '.join(OBJECTIVES)} can")
     if recipe.adapter.kind != "none":
         reasons += untrainable_adapter(recipe, resources)
     reasons += incomplete_queue(resources)

@@ -5,14 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from model.architecture.counts import (
-    count_parameters,
-    count_trained,
-    kv_cache_bytes_per_token,
-    training_flops_per_token,
-    unembedding_saved,
-)
+from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, unembedding_saved
 from tasks.training.plan.launch_rules import unavailable_training
+from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.pipeline_stages import describe_stages
 from tasks.training.plan.planned import Plan, PlannedMemory, PlannedParameters, PlannedPhase, _bytes
 from tasks.training.plan.rank_memory import rank_memory
@@ -57,7 +52,7 @@ def _plan_phase(scale: Scale, phase: PhaseSection) -> PlannedPhase:
     recipe, resources, start = scale.training_recipe(phase), phase.resources, scale.start_of(phase)
     steps = summarize_steps(recipe)
     frozen, attended = recipe.adapter.kind != "none", _attended_tokens(phase)
-    flops = training_flops_per_token(recipe.model, attended, frozen, trains_mtp=trains_mtp(recipe)) * recipe.num_tokens
+    flops = phase_flops_per_token(recipe, attended, frozen) * recipe.num_tokens
     memory = _memory(recipe, resources)
     first_rate, peak_rate, last_rate = _learning_rates(recipe, steps)
     return PlannedPhase(

@@ -8,10 +8,10 @@ buckets and what an update takes. Padding and fragmentation are added.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from configs.schema import ModelRecipe, PolicyObjective, TrainingRecipe, TrainingResources
+from configs.schema import ModelRecipe, PolicyObjective, PpoObjective, TrainingRecipe, TrainingResources
 from model.architecture.counts import count_parameters, count_trained
 from tasks.training.plan.activation_memory import activation_bytes
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
@@ -83,18 +83,18 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
     # Without a pass through it the MTP layer keeps nothing, and without ZeRO, whose partitions hold all, it has no
     # gradient.
     running = recipe.model if trains_mtp(recipe) else recipe.model.model_copy(update={"num_nextn_predict_layers": 0})
-    held = stage_parts(recipe, recipe.model, layers, is_first=is_first, is_last=is_last)
-    trained = held if zero else stage_parts(recipe, running, layers, is_first=is_first, is_last=is_last)
-    weights = gradients = optimizer = moving = 0.0
-    for part, moved in zip(held, trained, strict=True):
-        over = {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}[
-            part.divided_over
-        ]
+    place = {"is_first": is_first, "is_last": is_last, "is_scored": recipe.is_scored}
+    held = stage_parts(recipe, recipe.model, layers, **place)
+    trained = held if zero else stage_parts(recipe, running, layers, **place)
+    beside = _models_beside(recipe, layers, is_first=is_first, is_last=is_last)
+    weights = gradients = optimizer = 0.0
+    for part, moved in [*zip(held, trained, strict=True), *beside]:
+        over = _over(part, resources)
         copies = _copies(part, resources)
         weights += element * part.weights / over / (copies if zero == 3 else 1) + FLOAT32_BYTES * part.buffers
         gradients += _gradient_bytes(zero, element) * moved.trained / over / (copies if zero >= 2 else 1)
         optimizer += _optimizer_bytes(moved, recipe, zero, element) / over / (copies if zero >= 1 else 1)
-        moving += part.weights / over
+    moving = sum(part.weights / _over(part, resources) for part in held)
     is_offloaded, parameters_are = (
         resources.offload_optimizer != "none",
         resources.offload_parameters != "none" and zero == 3,
@@ -123,6 +123,30 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
         host_optimizer=int(optimizer) if is_offloaded else 0,
         host_weights=int(weights) if parameters_are else 0,
     )
+
+
+def _models_beside(recipe: TrainingRecipe, layers: range, *, is_first: bool, is_last: bool) -> list[tuple[Part, Part]]:
+    """What a policy phase holds beside its policy, and what it trains of that: the critic and the reference of PPO, the
+    reward model of either."""
+    objective, beside = recipe.objective, []
+    if not isinstance(objective, PolicyObjective):
+        return []
+    scored = recipe.model.model_copy(update={"num_nextn_predict_layers": 0})
+    scorer = stage_parts(recipe, scored, layers, is_first=is_first, is_last=is_last, is_scored=True)
+    if isinstance(objective, PpoObjective):
+        beside = [(part, part) for part in scorer]
+        reference = stage_parts(recipe, recipe.model, layers, is_first=is_first, is_last=is_last)
+        beside += [(part, _frozen(part)) for part in reference]
+    return beside + [(part, _frozen(part)) for part in scorer if objective.reward_model is not None]
+
+
+def _frozen(part: Part) -> Part:
+    return replace(part, trained=0, two_moments=0)
+
+
+def _over(part: Part, resources: TrainingResources) -> int:
+    """Ranks over which the part's elements are divided, ZeRO aside."""
+    return {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}[part.divided_over]
 
 
 def _copies(part: Part, resources: TrainingResources) -> int:
@@ -183,9 +207,10 @@ def _sampling(
 
 
 def stage_parts(
-    recipe: TrainingRecipe, model: ModelRecipe, layers: range, *, is_first: bool, is_last: bool
+    recipe: TrainingRecipe, model: ModelRecipe, layers: range, *, is_first: bool, is_last: bool, is_scored: bool = False
 ) -> list[Part]:
-    """What one stage of the model holds, by how it is divided."""
+    """What one stage of the model holds, by how it is divided; `is_scored`: with a scalar head in place of the
+    unembedding."""
     trained = count_trained(model, recipe.adapter)
     is_full = recipe.adapter.kind == "none"
     hidden, num_dense = model.hidden_size, sum(number < model.first_k_dense_replace for number in layers)
@@ -198,7 +223,8 @@ def stage_parts(
     divided = (
         num_dense * (matrix + 3 * hidden * model.intermediate_size)
         + biases
-        + embedding * (is_first + is_last)
+        + embedding * is_first
+        + (hidden if is_scored else embedding) * is_last
         + mtp * 2 * hidden**2
     )
     divided += num_moe * (matrix + 3 * hidden * model.moe_intermediate_size * model.n_shared_experts)

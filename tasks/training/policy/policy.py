@@ -1,11 +1,12 @@
-"""Group relative policy optimization (GRPO), and that of whole sequences (GSPO): from answers to weighted targets.
+"""Policy optimization from answers to weighted targets: by groups (GRPO, GSPO), or with a critic (PPO).
 
-They follow arXiv 2402.03300 and 2507.18071, without KL as in the GLM-4.5 report. The gradient of the clipped surrogate
+GRPO and GSPO follow arXiv 2402.03300 and 2507.18071, without KL as in the GLM-4.5 report; PPO follows arXiv 1707.06347,
+with the advantages of tasks/training/policy/critic.py. The gradient of the clipped surrogate
 min(ratio A, clip(ratio) A) is that of cross-entropy weighted with ratio x A, and 0 where the clip holds. So training
 runs through the fused cross-entropy.
 
 The ratio is the probability under the weights being trained over that under the weights before the step's first update,
-both by the trainer's arithmetic: of each token (GRPO), or the geometric mean over an answer's tokens (GSPO). The
+both by the trainer's arithmetic: of each token (GRPO, PPO), or the geometric mean over an answer's tokens (GSPO). The
 answers were sampled by other arithmetic (decoding with a cache, another engine). A factor of its own corrects that,
 min(trainer / rollout, importance_cap): truncated importance sampling. A ratio over the rollout's probabilities would
 clip differences of rounding: the policy has not changed when its first update begins.
@@ -21,13 +22,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from configs.schema import PolicyObjective
-from model.architecture.losses import IGNORED
+from configs.schema import PolicyObjective, PpoObjective
 from tasks.training.parallel.micro_batch import MicroBatch
+from tasks.training.policy.answer_rows import AnswerRows, lay_out
+from tasks.training.policy.critic import Estimates, critic_batches
 from tasks.training.policy.rewards import reward_metrics
 
 if TYPE_CHECKING:
-    from model.architecture.transformer import Glm4Moe
     from tasks.training.policy.rollouts import Rollout
 
 ADVANTAGE_EPS = 1e-6
@@ -35,21 +36,6 @@ ADVANTAGE_EPS = 1e-6
 MISMATCH_METRICS = ("rollout_log_ratio", "rollout_kl", "truncated_fraction", "clip_fraction")
 """Over the trained answers' tokens: mean |log(trainer / rollout)|, the estimate of KL(rollout | trainer) by expm1(x) -
 x, the share whose importance weight is truncated, and the share whose weight is 0 by the clip."""
-
-
-@dataclass(frozen=True)
-class AnswerRows:
-    """Rollouts as rows, padded at the end to the longest: an answer does not see its padding, which carries no loss."""
-
-    token_ids_BT: Tensor
-    target_ids_BT: Tensor
-    """The answer's tokens, IGNORED elsewhere."""
-    rollout_log_probabilities_BT: Tensor
-    """Log-probabilities of the targets when they were sampled."""
-
-    @property
-    def is_answer_BT(self) -> Tensor:
-        return self.target_ids_BT != IGNORED
 
 
 def group_advantages(rewards_GS: Tensor) -> Tensor:
@@ -64,16 +50,16 @@ def importance_weights(trainer_BT: Tensor, rollout_BT: Tensor, cap: float) -> Te
     return (trainer_BT - rollout_BT).exp().clamp(max=cap)
 
 
-def clipped_weights(log_ratio_BT: Tensor, advantages_B: Tensor, clip_low: float, clip_high: float) -> Tensor:
+def clipped_weights(log_ratio_BT: Tensor, advantages_BT: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """Factor of each token's cross-entropy: advantage x ratio, 0 where the surrogate is clipped and so has no
     gradient."""
-    ratio_BT, advantages_BT = log_ratio_BT.exp(), advantages_B[:, None].expand_as(log_ratio_BT)
+    ratio_BT = log_ratio_BT.exp()
     is_clipped_BT = torch.where(advantages_BT > 0, ratio_BT > 1 + clip_high, ratio_BT < 1 - clip_low)
     return (ratio_BT * advantages_BT).masked_fill(is_clipped_BT, 0.0)
 
 
 def surrogate_weights(
-    now_BT: Tensor, trainer_BT: Tensor, rows: AnswerRows, advantages_B: Tensor, objective: PolicyObjective
+    now_BT: Tensor, trainer_BT: Tensor, rows: AnswerRows, advantages_BT: Tensor, objective: PolicyObjective
 ) -> Tensor:
     """Factor of each token's cross-entropy, of which the mean over all tokens is taken, from its log-probability under
     the weights being trained, under those before the first update by the trainer, and when it was sampled."""
@@ -81,36 +67,21 @@ def surrogate_weights(
     num_tokens_B1 = is_answer_BT.sum(1, keepdim=True)
     if objective.kind == "gspo":
         log_ratio_BT = (log_ratio_BT * is_answer_BT).sum(1, keepdim=True).div(num_tokens_B1).expand_as(now_BT)
-    weights_BT = clipped_weights(log_ratio_BT, advantages_B, objective.clip_low, objective.clip_high)
+    weights_BT = clipped_weights(log_ratio_BT, advantages_BT, objective.clip_low, objective.clip_high)
     if objective.loss_mean == "answers":
         weights_BT = weights_BT * num_tokens_B1.float().mean() / num_tokens_B1
     return importance_weights(trainer_BT, rows.rollout_log_probabilities_BT, objective.importance_cap) * weights_BT
 
 
-def lay_out(rollouts: Sequence[Rollout], device: torch.device) -> AnswerRows:
-    """One row per rollout, prompt then answer."""
-    width = max(len(rollout.prompt_ids) + len(rollout.answer_ids) for rollout in rollouts) - 1
-    token_ids_BT = torch.zeros(len(rollouts), width, dtype=torch.int64)
-    target_ids_BT = torch.full((len(rollouts), width), IGNORED)
-    log_probabilities_BT = torch.zeros(len(rollouts), width)
-    for row, rollout in enumerate(rollouts):
-        sequence = torch.tensor([*rollout.prompt_ids, *rollout.answer_ids])
-        answer = slice(len(rollout.prompt_ids) - 1, len(sequence) - 1)
-        token_ids_BT[row, : len(sequence) - 1] = sequence[:-1]
-        target_ids_BT[row, answer] = sequence[len(rollout.prompt_ids) :]
-        log_probabilities_BT[row, answer] = torch.tensor(rollout.log_probabilities)
-    return AnswerRows(token_ids_BT.to(device), target_ids_BT.to(device), log_probabilities_BT.to(device))
+@dataclass(frozen=True)
+class PolicyUpdates:
+    """The updates of a step, none where it has nothing to learn."""
 
-
-@torch.no_grad()
-def target_log_probabilities(model: Glm4Moe, rows: AnswerRows, temperature: float, num_sequences: int) -> Tensor:
-    """log p(target) under the weights about to be trained, (B, T), at the temperature of the sampling."""
-    pieces = []
-    for tokens, targets in zip(
-        rows.token_ids_BT.split(num_sequences), rows.target_ids_BT.split(num_sequences), strict=True
-    ):
-        pieces.append(model.lm_head.log_probabilities(model.hidden_states(tokens) / temperature, targets))
-    return torch.cat(pieces)
+    policy: list[Callable[[], list[MicroBatch]]]
+    """What makes the micro-batches of each, called when the one before it was taken; `metrics` then count it too."""
+    critic: list[list[MicroBatch]]
+    """The critic's micro-batches of each; none without a critic."""
+    metrics: dict[str, float]
 
 
 def policy_updates(
@@ -119,13 +90,13 @@ def policy_updates(
     objective: PolicyObjective,
     num_sequences: int,
     device: torch.device,
-) -> tuple[list[Callable[[], list[MicroBatch]]], dict[str, float]]:
-    """What makes the micro-batches of each update of a step, none where no group has two different rewards, and the
-    step's metrics.
+    critique: Callable[[AnswerRows, Tensor, Tensor], Estimates] | None = None,
+) -> PolicyUpdates:
+    """The updates on a step's answers, and its metrics.
 
-    `log_probabilities` gives those of the targets under the present weights. An update's micro-batches are made when
-    the one before it was taken, and the metrics then count it too. A group of equal rewards has no gradient: its
-    answers are left out, so they cost no pass and count in no mean."""
+    `log_probabilities` gives those of the targets under the present weights. `critique` makes advantages of the rows,
+    their log-probabilities before the first update and their rewards, for PPO. Without a critic a group of equal
+    rewards has no gradient: its answers are left out, so they cost no pass and count in no mean."""
     rewards_GS = torch.tensor([rollout.reward.total for rollout in rollouts], device=device).view(
         -1, objective.samples_per_prompt
     )
@@ -138,16 +109,24 @@ def policy_updates(
         "answer_tokens": sum(len(rollout.answer_ids) for rollout in rollouts) / len(rollouts),
         **dict.fromkeys(MISMATCH_METRICS, 0.0),
     }
-    is_trained = is_informative_G.repeat_interleave(objective.samples_per_prompt).tolist()
+    is_trained_G = is_informative_G if critique is None else torch.ones_like(is_informative_G)
+    is_trained = is_trained_G.repeat_interleave(objective.samples_per_prompt).tolist()
     trained = [rollout for rollout, is_in in zip(rollouts, is_trained, strict=True) if is_in]
     if not trained:
-        return [], metrics
+        return PolicyUpdates([], [], metrics)
     rows = lay_out(trained, device)
     trainer_BT = log_probabilities(rows)
     metrics |= _mismatch(trainer_BT, rows, objective)
-    advantages_B = group_advantages(rewards_GS[is_informative_G]).flatten()
     groups = torch.arange(len(trained), device=device).view(-1, objective.samples_per_prompt)
     parts = [part.flatten() for part in groups.tensor_split(min(objective.updates_per_rollout, len(groups)))]
+    if critique is None:
+        critic, advantages_BT = [], group_advantages(rewards_GS[is_trained_G]).view(-1, 1).expand_as(trainer_BT)
+    else:
+        assert isinstance(objective, PpoObjective), objective
+        estimates = critique(rows, trainer_BT, rewards_GS.flatten())
+        metrics |= estimates.metrics
+        advantages_BT = estimates.advantages_BT
+        critic = [critic_batches(rows, estimates, part, objective.value_clip, num_sequences) for part in parts]
     shares = [len(part) / len(trained) for part in parts]
 
     def micro_batches(number: int) -> list[MicroBatch]:
@@ -156,12 +135,12 @@ def policy_updates(
             *(column[part] for column in (rows.token_ids_BT, rows.target_ids_BT, rows.rollout_log_probabilities_BT))
         )
         now_BT = log_probabilities(own) if number else trainer_BT[part]
-        weights_BT = surrogate_weights(now_BT, trainer_BT[part], own, advantages_B[part], objective)
-        is_weighted_BT = own.is_answer_BT & (advantages_B[part] != 0)[:, None]
+        weights_BT = surrogate_weights(now_BT, trainer_BT[part], own, advantages_BT[part], objective)
+        is_weighted_BT = own.is_answer_BT & (advantages_BT[part] != 0)
         metrics["clip_fraction"] += shares[number] * float((weights_BT[is_weighted_BT] == 0).float().mean())
         return _micro_batches(own, weights_BT, objective.temperature, num_sequences)
 
-    return [partial(micro_batches, number) for number in range(len(parts))], metrics
+    return PolicyUpdates([partial(micro_batches, number) for number in range(len(parts))], critic, metrics)
 
 
 def _micro_batches(rows: AnswerRows, weights_BT: Tensor, temperature: float, num_sequences: int) -> list[MicroBatch]:

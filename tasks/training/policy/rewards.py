@@ -1,4 +1,4 @@
-"""Rewards sampled answers: the weighted sum of a verified answer, its form and its length."""
+"""Rewards sampled answers: the weighted sum of a verified answer, its form, its length and a reward model's score."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from configs.schema import PolicyObjective
+from configs.schema import PolicyObjective, TrainingRecipe
 from model.text.tokenizer_layout import END_TOKENS
 from tasks.data.prompts.verifiers import WrittenAnswer, verify_answers
 from tasks.training.policy.prompt_order import Prompt
+from tasks.training.state.position import Position
 
 
 class RewardError(RuntimeError):
@@ -29,22 +30,31 @@ class Reward:
     """0 to -1."""
     has_verdict: bool
     """Whether the verifier came to one: without it `verified` is 0."""
+    reward_model: float | None
+    """The reward model's score; None where the phase has no reward model."""
     total: float
 
 
 def reward_answers(
-    prompts: Sequence[Prompt], written: Sequence[WrittenAnswer], num_tokens: Sequence[int], objective: PolicyObjective
+    prompts: Sequence[Prompt],
+    written: Sequence[WrittenAnswer],
+    num_tokens: Sequence[int],
+    scores: Sequence[float] | None,
+    objective: PolicyObjective,
 ) -> list[Reward]:
-    """What each answer to its prompt is worth. `num_tokens` count the token that ended it. Depends on nothing else:
-    neither on the step nor on the other answers. Raises VerifierError."""
+    """What each answer to its prompt is worth. `num_tokens` count the token that ended it, `scores` are those of the
+    reward model, None where there is none. Depends on nothing else: neither on the step nor on the other answers.
+    Raises VerifierError."""
     verdicts = verify_answers([prompt.asked for prompt in prompts], written)
     weights, rewards = objective.rewards, []
-    for verdict, answer, size in zip(verdicts, written, num_tokens, strict=True):
+    given: Sequence[float | None] = [None] * len(written) if scores is None else scores
+    for verdict, answer, size, score in zip(verdicts, written, num_tokens, given, strict=True):
         verified = float(verdict is True)
         form = float(is_in_form(answer, objective.enable_thinking))
         length = overlong_punishment(size, objective.max_new_tokens, weights.overlong_tokens)
         total = weights.verified * verified + weights.format * form + weights.length * length
-        rewards.append(Reward(verified, form, length, verdict is not None, total))
+        total += 0.0 if score is None else weights.reward_model * score
+        rewards.append(Reward(verified, form, length, verdict is not None, score, total))
     return rewards
 
 
@@ -66,13 +76,15 @@ def overlong_punishment(num_tokens: int, max_new_tokens: int, overlong_tokens: i
 
 
 def reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:
-    """Means of the parts over a step's answers, and how many got no verdict."""
-    size = len(rewards)
+    """Means of the parts over a step's answers, and how many got no verdict. `reward_score` is that of the reward
+    model, absent where there is none."""
+    size, scores = len(rewards), [reward.reward_model for reward in rewards if reward.reward_model is not None]
     return {
         "pass_rate": sum(reward.verified for reward in rewards) / size,
         "reward_format": sum(reward.format for reward in rewards) / size,
         "reward_length": sum(reward.length for reward in rewards) / size,
         "unverified": float(sum(not reward.has_verdict for reward in rewards)),
+        **({"reward_score": sum(scores) / size} if scores else {}),
     }
 
 
@@ -85,3 +97,19 @@ def refuse_broken_rewards(rewards: Sequence[float], prompt_id: str, step: int) -
                 f"was not taken: correct the "
                 "reward function, or take the prompt out"
             )
+
+
+def refuse_constant_rewards(recipe: TrainingRecipe, position: Position) -> None:
+    """Raises RewardError where max_constant_steps steps in a row had no group with two different rewards."""
+    if position.policy is None or not isinstance(recipe.objective, PolicyObjective):
+        return
+    num_steps = position.policy.num_constant_steps
+    if num_steps >= recipe.objective.max_constant_steps:
+        reward = position.policy.mean_rewards[-1]
+        raise RewardError(
+            f"step {position.step}: in {num_steps} steps in a row (objective.max_constant_steps) no group had two "
+            f"different rewards, the "
+            f"last step's mean reward is {reward:g}: nothing can be learned from them. Where it is low, train the "
+            f"phase before longer or "
+            "ask easier prompts; where it is high, ask harder ones"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -57,8 +57,10 @@ def sample_answers(
     stop_token_ids: tuple[int, ...],
     step: int,
     batch_sequences: int,
+    score: Callable[[Sequence[list[int]]], list[float]] | None = None,
 ) -> list[Rollout]:
-    """A group of answers per prompt, group by group, `batch_sequences` answers at once. Each answer has draws of its
+    """A group of answers per prompt, group by group, `batch_sequences` answers at once. `score` is the reward model's,
+    of prompts with their answers. Each answer has draws of its
     own, decided by seed, step and its index in the step. The size of the batches changes at most the last bits, where
     decoding rounds by it (bfloat16).
 
@@ -81,7 +83,9 @@ def sample_answers(
         WrittenAnswer(tokenizer.decode(answer_ids, skip_special_tokens=False), answer_ids[-1] in stop_token_ids)
         for answer_ids in generation.token_ids
     ]
-    rewards = reward_answers(asked, written, list(map(len, generation.token_ids)), objective)
+    whole = [[*prompt, *answer] for prompt, answer in zip(asked_ids, generation.token_ids, strict=True)]
+    scores = None if score is None else score(whole)
+    rewards = reward_answers(asked, written, list(map(len, generation.token_ids)), scores, objective)
     columns = (asked, asked_ids, generation.token_ids, generation.sampled_log_probabilities, written, rewards)
     rollouts = [
         Rollout(prompt, token_ids, answer_ids, log_probabilities, answer.text, reward)

@@ -35,6 +35,8 @@ class TrainingJob(Frozen):
     """Directory of train.parquet and validation.parquet, the pairs of a reward or DPO objective, else empty."""
     reference_path: str
     """scores.parquet of the start on the same pairs for DPO, else empty."""
+    reward_model_dir: str
+    """Hugging Face directory of the reward model that scores answers; empty where none does."""
     tokenizer_path: str
     """tokenizer.json: prompts and answers as text, and how many bytes a validation token stands for."""
     start_dir: str

@@ -22,6 +22,8 @@ class PolicyProgress(Frozen):
     """Of each step of the phase."""
     num_constant_steps: int
     """Number of latest steps in a row in which no group had two different rewards."""
+    num_critic_updates: int = 0
+    """Updates of the critic in this phase, which its moments have seen."""
 
 
 class Position(Frozen):

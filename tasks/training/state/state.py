@@ -3,7 +3,8 @@
 Files: master-NNNNN.safetensors (float32 weights and router biases), momentum-NNNNN (Muon), first_moment-NNNNN and
 second_moment-NNNNN (AdamW), state.json (position, counters, random state). Each pipeline stage writes files of its
 own numbers. A phase's hand-over and its own checkpoints have the same format. Tensors on disk are whole. A rank reads
-what it holds of them and writes what it was given to write, one tensor at a time. Where only an adapter is trained,
+what it holds of them and writes what it was given to write, one tensor at a time. The files of a policy's critic begin
+with `critic-`. Where only an adapter is trained,
 the files hold the adapter; the frozen weights stay in the files that they came from.
 """
 
@@ -37,6 +38,8 @@ MAX_SHARD_BYTES = 1 << 30
 MASTER_BYTES = 4
 _NUMBERS_PER_STAGE = 1000
 """File numbers of a pipeline stage: it may have this many shards of a kind."""
+CRITIC = "critic-"
+"""What the names of a critic's files begin with."""
 _OPTIMIZER_KINDS = {"momentum": "momentum_buffer", "first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
 """File name -> name in the optimizer's per-parameter state."""
 
@@ -48,13 +51,18 @@ def dump_state(trainable: Trainable, position: Position) -> Iterator[tuple[str, 
     All ranks exhaust it together, as parts are brought together on the way; the first rank of each pipeline stage
     yields its files, the others none.
     """
-    ranks = trainable.ranks
-    first_number = ranks.pipeline.rank * _NUMBERS_PER_STAGE + 1
-    for kind in ("master", *_OPTIMIZER_KINDS):
-        for number, shard in enumerate(_shards(_whole_tensors(trainable, kind)), start=first_number):
-            yield f"{kind}-{number:05d}.safetensors", save(shard, _described(shard, kind))
+    yield from _dump_tensors(trainable, "")
+    if trainable.critic is not None:
+        yield from _dump_tensors(trainable.critic, CRITIC)
     if dist.get_rank() == 0:
         yield STATE_FILE, (position.model_dump_json(indent=1) + "\n").encode()
+
+
+def _dump_tensors(trainable: Trainable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    first_number = trainable.ranks.pipeline.rank * _NUMBERS_PER_STAGE + 1
+    for kind in ("master", *_OPTIMIZER_KINDS):
+        for number, shard in enumerate(_shards(_whole_tensors(trainable, kind)), start=first_number):
+            yield f"{prefix}{kind}-{number:05d}.safetensors", save(shard, _described(shard, kind))
 
 
 @torch.no_grad()
@@ -105,13 +113,25 @@ def read_position(state_dir: Path) -> Position:
 
 @torch.no_grad()
 def load_state(trainable: Trainable, state_dir: Path, position: Position) -> None:
-    """Load weights, router biases, momentum, moments and the random state. Raises ValueError for another architecture
-    or kind of optimizer."""
-    load_master(trainable, StateFiles(state_dir, "master"), str(state_dir))
+    """Load weights, router biases, momentum, moments and the random state, but no critic. Raises ValueError for another
+    architecture or kind of optimizer."""
+    _load_tensors(trainable, state_dir, "", position.optimizer_steps)
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(position.torch_random_state), dtype=torch.uint8))
+
+
+@torch.no_grad()
+def load_critic(critic: Trainable, state_dir: Path, position: Position) -> None:
+    """Load the critic that a policy's checkpoint holds."""
+    assert position.policy is not None, state_dir
+    _load_tensors(critic, state_dir, CRITIC, position.policy.num_critic_updates)
+
+
+def _load_tensors(trainable: Trainable, state_dir: Path, prefix: str, num_updates: int) -> None:
+    load_master(trainable, StateFiles(state_dir, f"{prefix}master"), str(state_dir))
     names = {parameter: name for name, parameter in trainable.model.named_parameters()}
     pieces = pieces_of(trainable.engine, trainable.model, trainable.ranks)
     for kind in _OPTIMIZER_KINDS:
-        source = StateFiles(state_dir, kind)
+        source = StateFiles(state_dir, f"{prefix}{kind}")
         held = source.names()
         for parameter, piece in pieces.items():
             ours = (kind == "momentum") == trainable.optimizer.has_momentum(parameter)
@@ -132,8 +152,7 @@ def load_state(trainable: Trainable, state_dir: Path, position: Position) -> Non
             else:  # no step was taken yet
                 piece.of(state[_OPTIMIZER_KINDS[kind]]).zero_()
             if kind == "first_moment":
-                state["step"] = position.optimizer_steps
-    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(position.torch_random_state), dtype=torch.uint8))
+                state["step"] = num_updates
 
 
 @torch.no_grad()

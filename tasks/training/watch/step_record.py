@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from configs.files.progress_file import ProgressFile
-from model.architecture.counts import training_flops_per_token
 from tasks.training.loop.phase_data import StepData
 from tasks.training.loop.training_step import StepResult
-from tasks.training.schedule.schedules import StepPlan, trains_mtp
+from tasks.training.plan.phase_flops import phase_flops_per_token
+from tasks.training.schedule.schedules import StepPlan
 from tasks.training.state.job import ROLLOUTS_FILE, TrainingJob
 from tasks.training.state.measurements import Measurement
 from tasks.training.state.position import Position
@@ -73,10 +73,7 @@ class StepRecord:
         job, interval = self._job, self._interval
         seconds = time.perf_counter() - interval.started - interval.paused_seconds
         attended_tokens = interval.squared_lengths / max(1, interval.num_positions)
-        flops = (
-            training_flops_per_token(job.recipe.model, attended_tokens, trains_mtp=trains_mtp(job.recipe))
-            * interval.num_positions
-        )
+        flops = phase_flops_per_token(job.recipe, attended_tokens) * interval.num_positions
         use = result.expert_use
         return {
             "tokens": position.course_tokens,

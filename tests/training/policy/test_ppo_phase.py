@@ -1,0 +1,138 @@
+"""PPO phases and reward models as a part of the reward, through launcher, supervisor and worker."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from infra.jobs.launchers import JobLostError
+from model.formats.hf_checkpoint import load_model
+from model.text.tokenizer_layout import tokenizer_for_text
+from tests.configs.test_phase_graph import CRITIC
+from tests.support.training_inputs import TrainingInputs, metrics_of
+from tests.training.preference.test_pair_phases import pair_arguments, pair_recipe
+from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe, sft_recipe
+from tests.training.test_phase import SAVE_EVERY_STEP, signal_after_saves
+
+PPO = {**GRPO, **CRITIC, "kind": "ppo", "updates_per_rollout": 2}
+NUM_STEPS = 32
+SCORED = {"rewards": {**GRPO["rewards"], "verified": 0.0, "reward_model": 0.5}, "reward_model": "reward_model"}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return TrainingInputs(tmp_path_factory.mktemp("ppo") / "home")
+
+
+@pytest.fixture(scope="module")
+def tuned(inputs):
+    return inputs.train(inputs.chat_arguments(sft_recipe()))
+
+
+@pytest.fixture(scope="module")
+def judge(inputs, tuned):
+    """A reward model that prefers the greater of two digits."""
+    return inputs.train(pair_arguments(inputs, pair_recipe("reward"), tuned))
+
+
+def ppo_recipe(num_steps: int, **objective):
+    return rl_recipe(num_steps, objective=PPO | objective, max_epochs=10.0 * num_steps)
+
+
+def interrupted(other: TrainingInputs, arguments: dict):
+    """The phase after its first save was followed by a kill."""
+    with (
+        signal_after_saves(other.work_dir(arguments), signal.SIGKILL, lambda job: job.pid) as kills,
+        pytest.raises(JobLostError),
+    ):
+        other.train(arguments)
+    resumed = other.train(arguments)
+    assert kills and "== start 2" in resumed.path("logs/rank-0.log").read_text()
+    return resumed
+
+
+def test_ppo_raises_the_reward_and_measures_policy_and_critic(inputs, tuned):
+    """The start answers 0 as often as 1; every prompt wants 0."""
+    artifact = inputs.train(
+        inputs.prompt_arguments(ppo_recipe(NUM_STEPS, max_constant_steps=NUM_STEPS), ("0",) * 8, start=tuned)
+    )
+    lines = metrics_of(artifact.path("metrics.jsonl"))
+    rewards = [line["reward_mean"] for line in lines]
+    assert sum(rewards[:3]) / 3 < 0.7 and sum(rewards[-3:]) / 3 > 0.9
+    assert lines[0]["reference_kl"] == 0.0 < lines[-1]["reference_kl"], "the reference is the start of the phase"
+    assert lines[-1]["value_loss"] < 0.5 * lines[0]["value_loss"]
+    assert all(line["critic_grad_norm"] > 0 and line["explained_variance"] <= 1 for line in lines)
+    state = json.loads(artifact.path("handover/state.json").read_text())
+    assert state["optimizer_steps"] == state["policy"]["num_critic_updates"] == 2 * NUM_STEPS
+    assert artifact.record.objective == "ppo" and "score.weight" not in load_file(artifact.path("hf/model.safetensors"))
+    assert "score.weight" in load_file(artifact.path("handover/critic-master-00001.safetensors"))
+
+
+def test_a_killed_ppo_phase_continues_to_the_same_policy_and_critic(inputs, tuned, tmp_path):
+    recipe = ppo_recipe(4)
+    expected = inputs.train(inputs.prompt_arguments(recipe, ANSWERS, start=tuned))
+    other = TrainingInputs(tmp_path / "home")
+    resumed = interrupted(other, other.prompt_arguments(recipe, ANSWERS, SAVE_EVERY_STEP, start=tuned))
+    assert resumed.digest == expected.digest
+    assert "handover/critic-momentum-00001.safetensors" in {*expected.manifest.content}
+    assert metrics_of(resumed.path("metrics.jsonl")) == metrics_of(expected.path("metrics.jsonl"))
+
+
+def test_a_reward_model_scores_the_answers_and_its_digest_is_in_the_key(inputs, tuned, judge, tmp_path):
+    recipe = rl_recipe(objective=GRPO | SCORED)
+    arguments = inputs.prompt_arguments(recipe, ANSWERS, start=tuned) | {"reward_model": judge}
+    artifact = inputs.train(arguments)
+    assert artifact.manifest.identity["inputs"]["reward_model"] == judge.digest
+    model = load_model(judge.directory("hf"), is_scored=True)
+    tokenizer = tokenizer_for_text(str(inputs.tokenizer.path("tokenizer.json")))
+    groups = [json.loads(line) for line in artifact.path("rollouts.jsonl").read_text().splitlines()]
+    num_scored = 0
+    for group in groups:
+        for text, total, parts in zip(group["samples"], group["rewards"], group["parts"], strict=True):
+            assert total == pytest.approx(0.5 * parts["reward_model"])
+            if not re.fullmatch(r"\n[01]<\|user\|>", text):
+                continue  # bytes that are no text cannot be encoded again
+            num_scored += 1
+            whole = f"[gMASK]<sop><|user|>\n{group['question']}/nothink<|assistant|>\n<think></think>{text}"
+            hidden = model.hidden_states(torch.tensor([tokenizer_ids(tokenizer, whole)]))
+            assert parts["reward_model"] == pytest.approx(float(hidden[0, -1] @ model.score.weight[0]), abs=1e-4)
+    assert num_scored > 4
+    lines = metrics_of(artifact.path("metrics.jsonl"))
+    assert all(line["reward_mean"] == pytest.approx(0.5 * line["reward_score"], abs=1e-5) for line in lines)
+    other = TrainingInputs(tmp_path / "home")
+    given = other.prompt_arguments(recipe, ANSWERS, SAVE_EVERY_STEP, start=tuned) | {"reward_model": judge}
+    assert interrupted(other, given).digest == artifact.digest
+
+
+def tokenizer_ids(tokenizer, text: str) -> list[int]:
+    """Of a text in which special tokens are written out."""
+    tokenizer.encode_special_tokens = False
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_the_critic_starts_from_the_reward_model_where_there_is_one(inputs, tuned, judge):
+    held = {**SCORED, "critic_rate_ratio": 1e-9, "updates_per_rollout": 1}
+    artifact = inputs.train(
+        inputs.prompt_arguments(ppo_recipe(1, **held), ANSWERS, start=tuned) | {"reward_model": judge}
+    )
+    critic, scorer = (
+        load_file(path)
+        for path in (artifact.path("handover/critic-master-00001.safetensors"), judge.path("hf/model.safetensors"))
+    )
+    assert critic.keys() == scorer.keys()
+    for name, tensor in scorer.items():
+        torch.testing.assert_close(critic[name], tensor, rtol=0, atol=1e-7)
+
+
+def test_a_ppo_phase_without_weights_to_start_from_and_a_foreign_reward_model_are_refused(inputs, tuned, judge):
+    with pytest.raises(ValueError, match="objective ppo needs weights that answer"):
+        inputs.train(inputs.prompt_arguments(ppo_recipe(1), ANSWERS))
+    recipe = rl_recipe(objective=GRPO | SCORED | {"reward_model": "reward_model_of_others"})
+    message = "reward_model is reward_model_of_others, and the model that is given is of phase reward_model with"
+    with pytest.raises(ValueError, match=message):
+        inputs.train(inputs.prompt_arguments(recipe, ANSWERS, start=tuned) | {"reward_model": judge})

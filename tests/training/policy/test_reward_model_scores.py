@@ -1,0 +1,86 @@
+"""A reward model's score as a part of the reward: that of its row in a pair, and stopped where it is no number."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from configs.schema import PolicyObjective
+from model.text.tokenizer_layout import tokenizer_for_text
+from tasks.data.prompts.verifiers import WrittenAnswer
+from tasks.evaluation.score_pairs import row_values
+from tasks.training.plan.phase_flops import phase_flops_per_token
+from tasks.training.plan.rank_memory import rank_memory
+from tasks.training.policy.frozen_models import score_answers
+from tasks.training.policy.prompt_order import Prompt
+from tasks.training.policy.rewards import RewardError, reward_answers, reward_metrics
+from tasks.training.policy.rollouts import describe_groups, sample_answers
+from tests.configs.test_phase_graph import CRITIC
+from tests.support.model_recipes import random_model
+from tests.support.training_inputs import RESOURCES, TrainingInputs
+from tests.training.preference.test_pair_losses import ANSWERS, CPU, PROMPTS, pair_rows, reward_model
+from tests.training.test_objectives import GRPO, rl_recipe
+
+SCORED = GRPO | {"rewards": {**GRPO["rewards"], "reward_model": 0.25}, "reward_model": "reward_model"}
+
+
+def test_an_answer_has_the_score_that_its_row_of_a_pair_has(tmp_path):
+    model, rows = reward_model(), pair_rows(tmp_path)
+    expected = row_values(model, rows.micro_batch([0, 1, 2], CPU)).tolist()
+    sequences = [prompt + side for prompt, pair in zip(PROMPTS, ANSWERS, strict=True) for side in pair]
+    for num_sequences in (1, 4, 6):
+        assert score_answers(model, sequences, num_sequences) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_score_is_weighed_as_it_is_and_logged_like_the_other_parts():
+    prompt = Prompt("p", "synthetic", "exact", "?", "[]", "5")
+    written = [WrittenAnswer(text, True) for text in ("5<|user|>", "6<|user|>")]
+    rewards = reward_answers([prompt] * 2, written, [2, 2], [-4.0, 8.0], PolicyObjective(**SCORED))
+    assert [reward.total for reward in rewards] == [1.0 - 1.0, 2.0]
+    assert [reward.reward_model for reward in rewards] == [-4.0, 8.0]
+    assert reward_metrics(rewards)["reward_score"] == 2.0 and reward_metrics(rewards)["pass_rate"] == 0.5
+    without = reward_answers([prompt] * 2, written, [2, 2], None, PolicyObjective(**GRPO))
+    assert without[0].reward_model is None and "reward_score" not in reward_metrics(without)
+
+
+@pytest.mark.parametrize("score", [math.nan, -math.inf])
+def test_a_score_that_is_no_number_stops_the_phase_and_names_the_prompt(score, tmp_path):
+    inputs, recipe = TrainingInputs(tmp_path / "home"), rl_recipe(objective=SCORED)
+    prompts = [Prompt(name, "synthetic", "exact", "a?", "[]", "0") for name in ("first", "second")]
+
+    def sample(score_of_sixth: float):
+        scores = [0.5] * 5 + [score_of_sixth] + [0.5] * 2
+        tokenizer = tokenizer_for_text(str(inputs.tokenizer.path("tokenizer.json")))
+        model = random_model(recipe.model)
+        return sample_answers(model, tokenizer, prompts, recipe, (261,), 7, 8, lambda sequences: scores)
+
+    with pytest.raises(RewardError, match=rf"step 7: the reward of answer 1 to prompt second is {score}"):
+        sample(score)
+    groups = describe_groups(sample(-3.0), 4, 2, 7)
+    parts = json.loads(json.dumps(groups[1]))["parts"]
+    assert [part["reward_model"] for part in parts] == [0.5, -3.0, 0.5, 0.5]
+
+
+def test_the_plan_counts_the_models_beside_the_policy():
+    """Weights of float32 without ZeRO: 4 bytes an element, router biases too. The scorer has a scalar head and no MTP
+    layer."""
+    alone = rank_memory(rl_recipe(), RESOURCES)
+    scorer, policy = (
+        sum(tensor.numel() for tensor in model.state_dict().values())
+        for model in (reward_model(), random_model(rl_recipe().model))
+    )
+    trained = sum(parameter.numel() for parameter in reward_model().parameters())
+    scored = rank_memory(rl_recipe(objective=SCORED), RESOURCES)
+    assert scored.weights - alone.weights == 4 * scorer
+    assert (scored.gradients, scored.optimizer) == (alone.gradients, alone.optimizer)
+    ppo = rank_memory(rl_recipe(objective=SCORED | CRITIC | {"kind": "ppo"}), RESOURCES)
+    assert ppo.weights - alone.weights == 4 * (2 * scorer + policy)
+    assert ppo.gradients - alone.gradients == 4 * trained and ppo.optimizer > alone.optimizer
+    flops = [
+        phase_flops_per_token(rl_recipe(objective=objective), 0)
+        for objective in (GRPO, GRPO | CRITIC | {"kind": "ppo"})
+    ]
+    unembedding = (rl_recipe().model.vocab_size - 1) * rl_recipe().model.hidden_size
+    assert flops[1] == 2 * flops[0] - 6 * unembedding
