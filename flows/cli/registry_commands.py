@@ -29,11 +29,6 @@ def rollback(
         find_version(home, configuration, CHAMPION)
         opened = open_store(store, home)
     with failures(home):
-        done = roll_back(
-            open_registry(home),
-            opened,
-            model_name(configuration.scale),
-            reason,
-            lambda said: print(said, file=sys.stderr),
-        )
+        registry, model = open_registry(home), model_name(configuration.scale)
+        done = roll_back(registry, opened, model, reason, lambda said: print(said, file=sys.stderr))
         print(done.describe())

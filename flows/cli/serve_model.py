@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
 from configs.schema import ReleaseRecipe, Scale
 from flows.running.computation import Computation
 from infra.home import Home
@@ -31,7 +32,6 @@ from infra.step import Artifact, Progress
 from infra.storage.store import Store
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
-
 
 ALIAS_SECONDS = 1.0
 """Seconds between two looks at the alias that is served."""
