@@ -1,5 +1,5 @@
-"""The command line `glm46`: run, plan, stage, chat, serve, rollback, up, down, jobs, checkpoint, adopt, gc, doctor,
-lineage.
+"""The command line `glm46`: run, plan, stage, chat, serve, rollback, evidence, up, down, jobs, checkpoint, adopt,
+gc, doctor, lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -20,7 +20,7 @@ from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_
 from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
 from flows.cli.options import ADDRESS, JSON, SCALE, STORE
-from flows.cli.registry_commands import rollback
+from flows.cli.registry_commands import evidence, rollback
 from flows.cli.store_commands import adopt, gc
 
 if TYPE_CHECKING:
@@ -287,6 +287,8 @@ def down() -> None:
 
 
 app.command()(rollback)
+
+app.command()(evidence)
 
 app.command()(adopt)
 

@@ -1,8 +1,9 @@
-"""The commands of glm46 that change or describe registered versions: rollback."""
+"""The commands of glm46 that change or describe registered versions: rollback, evidence."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,3 +33,17 @@ def rollback(
         registry, model = open_registry(home), model_name(configuration.scale)
         done = roll_back(registry, opened, model, reason, lambda said: print(said, file=sys.stderr))
         print(done.describe())
+
+
+def evidence(
+    output: Annotated[Path, typer.Option(metavar="DIR", help="a new directory")],
+    name: Annotated[str, typer.Argument(metavar="ALIAS|VERSION", help="champion, candidate, 3, ...")] = "champion",
+    scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
+    store: STORE = None,
+) -> None:
+    """Write a release's model card for the Hugging Face Hub and its provenance (in-toto, SLSA). Needs no server."""
+    with usage_errors():
+        from flows.cli.write_evidence import write_evidence
+
+        for path in write_evidence(name, scale, store, output):
+            print(path)
