@@ -87,19 +87,10 @@ def full_pipeline(
     approve_inputs(run, prepared.contracts)
     show_data(run, prepared)
     history = _train(run, prepared, window, start)
-    candidate = history.candidate
-    released = (
-        release_model(run, prepared, candidate)
-        if window.releases and candidate is not None and not history.reasons
-        else None
-    )
-    phases = reported_phases(history.models, window.phases)
-    report = report_run(run, prepared, phases, released) if phases.phases else None
-    outcome = _outcome(run, history, released, report, time.monotonic() - started)
-    show_outcome(run, phases, outcome)
-    finish_pipeline(run, outcome, () if report is None else report.files)
-    if released is not None and released.promotion.record.accepted:
-        promote_release(run, released)
+    released, outcome = _conclude(run, prepared, window, history, started)
+    while released is not None and not released.reasons and promote_release(run, released) == "overtaken":
+        run.log.say("another version became champion during the comparison: this release is compared with that one")
+        released, outcome = _conclude(run, prepared, window, history, started)
     return outcome.model_copy(update={"stages": run.log.results})
 
 
@@ -117,6 +108,25 @@ def _train(run: Run, prepared: PreparedData, window: StageWindow, start: str | N
     if history.start is not None and not history.models:
         history = history.followed_by(assess_start(run, prepared, history.start))
     return history
+
+
+def _conclude(
+    run: Run, prepared: PreparedData, window: StageWindow, history: PhaseHistory, started: float
+) -> tuple[ReleasedModel | None, RunOutcome]:
+    """The release, judged and not promoted yet, with the outcome that report and servers show; no release where the
+    run ends before it. Started: seconds of the monotonic clock."""
+    candidate = history.candidate
+    released = (
+        release_model(run, prepared, candidate)
+        if window.releases and candidate is not None and not history.reasons
+        else None
+    )
+    phases = reported_phases(history.models, window.phases)
+    report = report_run(run, prepared, phases, released) if phases.phases else None
+    outcome = _outcome(run, history, released, report, time.monotonic() - started)
+    show_outcome(run, phases, outcome)
+    finish_pipeline(run, outcome, () if report is None else report.files)
+    return released, outcome
 
 
 def _outcome(

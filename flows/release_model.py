@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prefect import flow
@@ -14,18 +13,18 @@ from flows.running.run_step import run_effect, run_step
 from infra.registry.experiment_tracking import connect
 from infra.registry.model_registry import (
     ANCHOR_PREFIX,
-    CHAMPION,
+    CANDIDATE,
     GGUF_TAG,
     PROMOTION_DECISION_TAG,
     PROMOTION_TAG,
     QUANTIZED_TAG,
-    Done,
     RegisteredVersion,
     ensure_alias,
     ensure_registered,
+    find_version,
     model_name,
-    resolve_alias,
 )
+from infra.registry.promotion import Promotion, Rivals, look_up_rivals, promote, refusal_of
 from infra.servers.servers import artifact_root
 from infra.serving.model_server import SERVED_TYPE, running_model_server
 from infra.step import Artifact
@@ -34,7 +33,7 @@ from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
-from tasks.release.decide_promotion import decide_promotion
+from tasks.release.decide_promotion import Withdrawal, decide_promotion
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
@@ -43,20 +42,6 @@ from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-
-@dataclass(frozen=True)
-class Rivals:
-    """The versions that a candidate is compared with."""
-
-    champion: RegisteredVersion | None
-    """None where there is none."""
-    anchors: dict[str, RegisteredVersion]
-    """By figure."""
-
-    def is_champion(self, checkpoint: Artifact[TrainedCheckpoint]) -> bool:
-        """Whether the candidate is the champion already."""
-        return self.champion is not None and self.champion.digest == checkpoint.digest
 
 
 @flow(name="release_model", flow_run_name="quantize, serve, compare", validate_parameters=False)
@@ -91,7 +76,14 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=job, job=job
     )
 
-    rivals = run_effect(run, "look up champion", lambda: look_up_rivals(client, name), describe=_describe_rivals)
+    rivals = run_effect(
+        run,
+        "look up champion",
+        lambda: look_up_rivals(client, run.store, name, FIGURES, run.log.say),
+        describe=_describe_rivals,
+    )
+    if not rivals.is_champion(checkpoint):
+        run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
     decision = judge_against_rivals(run, prepared, assessed, rivals)
     smoke = run_effect(
         run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke
@@ -103,6 +95,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         comparison=decision,
         quantization=quantization_decision,
         smoke=smoke,
+        withdrawal=find_withdrawal(client, name, checkpoint),
     )
 
     tags = {
@@ -119,16 +112,15 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         describe=lambda result: f"version {result[0]} {result[1]}",
     )
     anchored = () if rivals.is_champion(checkpoint) else decision.record.anchored
-    return ReleasedModel(version, anchored, gguf_evaluation, quantized, quantization_decision, decision, promotion)
-
-
-def look_up_rivals(client: MlflowClient, name: str) -> Rivals:
-    """Champion and anchors as the registry names them."""
-    anchors = {figure: resolve_alias(client, name, f"{ANCHOR_PREFIX}{figure}") for figure in FIGURES}
-    return Rivals(
-        resolve_alias(client, name, CHAMPION),
-        {figure: version for figure, version in anchors.items() if version is not None},
+    return ReleasedModel(
+        version, rivals, anchored, gguf_evaluation, quantized, quantization_decision, decision, promotion
     )
+
+
+def find_withdrawal(client: MlflowClient, name: str, checkpoint: Artifact[TrainedCheckpoint]) -> Withdrawal:
+    """Whether somebody has rolled back the version of this checkpoint."""
+    version = find_version(client, name, checkpoint.digest)
+    return Withdrawal(reason="" if version is None else refusal_of(version))
 
 
 def judge_against_rivals(
@@ -160,19 +152,15 @@ def judge_against_rivals(
     )
 
 
-def promote_release(run: Run, released: ReleasedModel) -> None:
+def promote_release(run: Run, released: ReleasedModel) -> Promotion:
     """Give an accepted release the alias `champion`, as the last act of a run: everything that can fail was done
-    before."""
+    before. `overtaken` where it must be compared again, because the champion changed meanwhile."""
     client, name = connect(run.mlflow), model_name(run.scale.scale)
-    run_effect(run, "promote", lambda: promote(client, name, released.version, released.anchored))
-
-
-def promote(client: MlflowClient, name: str, version: str, anchored: tuple[str, ...]) -> Done:
-    """Move the anchors of these figures and the champion to a version; the champion last, since that ends the release:
-    a run after a failure sees a version that is not champion and moves the rest."""
-    for figure in anchored:
-        ensure_alias(client, name, f"{ANCHOR_PREFIX}{figure}", version)
-    return ensure_alias(client, name, CHAMPION, version)
+    return run_effect(
+        run,
+        "promote",
+        lambda: promote(client, run.store, name, released.version, released.anchored, released.rivals, run.log.say),
+    )
 
 
 def deploy_and_test(run: Run, gguf: Artifact[GgufFiles], reference: Artifact[Reference]) -> SmokeReport:

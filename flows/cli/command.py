@@ -1,5 +1,5 @@
-"""The command line `glm46`: run, plan, stage, chat, serve, eval, up, down, jobs, checkpoint, adopt, gc, doctor,
-lineage.
+"""The command line `glm46`: run, plan, stage, chat, serve, eval, rollback, evidence, up, down, jobs, checkpoint, adopt,
+gc, doctor, lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -21,6 +21,7 @@ from flows.cli.eval_command import evaluate
 from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
 from flows.cli.options import ADDRESS, JSON, SCALE, STORE
+from flows.cli.registry_commands import evidence, rollback
 from flows.cli.store_commands import adopt, gc
 
 if TYPE_CHECKING:
@@ -236,15 +237,15 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="the port to listen on; 0 takes a free one")] = 8000,
     store: STORE = None,
 ) -> None:
-    """Serve a model, by default the promoted one, with an OpenAI-compatible API on loopback until interrupted."""
+    """Serve a model, by default the promoted one, with an OpenAI-compatible API on loopback until interrupted. It
+    follows its alias, for example after `glm46 rollback`."""
     with usage_errors():
-        home, configuration, version, opened = _chosen_version(scale, alias, store)
+        home, configuration, _, opened = _chosen_version(scale, alias, store)
     with failures(home):
-        from flows.cli.serve_model import served_model
+        from flows.cli.serve_model import serve_alias
 
-        with suppress(KeyboardInterrupt), served_model(home, configuration, version, opened, port=port) as served:
-            print(f"{served.name} ({alias}) at {served.url}/v1 (Ctrl-C ends it)", flush=True)
-            served.wait()
+        with suppress(KeyboardInterrupt):
+            serve_alias(home, configuration, alias, opened, port)
 
 
 def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Scale, RegisteredVersion, Store]:
@@ -287,6 +288,9 @@ def down() -> None:
 
 
 app.command("eval")(evaluate)
+app.command()(rollback)
+
+app.command()(evidence)
 
 app.command()(adopt)
 

@@ -1,15 +1,18 @@
 """Serves a registered version on this machine with llama.cpp, for `glm46 chat` and `glm46 serve`.
 
-No pipeline server is started.
+No pipeline server is started. `glm46 serve` follows its alias: where a promotion or a rollback moves it, the server is
+replaced on the same port.
 """
 
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from configs.schema import ReleaseRecipe, Scale
@@ -30,6 +33,9 @@ from infra.storage.store import Store
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
+ALIAS_SECONDS = 1.0
+"""Seconds between two looks at the alias that is served."""
+
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -43,9 +49,12 @@ class ServedModel:
     enable_thinking: bool
     """Whether it is asked to reason before it answers, as in its evaluation."""
 
-    def wait(self) -> NoReturn:
-        """Block until interrupted. Raises RuntimeError when the server ends by itself."""
-        code = self.server.process.wait()
+    def wait(self, seconds: float) -> None:
+        """Block for a time. Raises RuntimeError when the server ends by itself."""
+        try:
+            code = self.server.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise RuntimeError(f"the model server {how}; its log is {self.server.log_path}. Start it again")
 
@@ -68,11 +77,52 @@ def served_model(
     home: Home, scale: Scale, version: RegisteredVersion, store: Store, port: int | None
 ) -> Iterator[ServedModel]:
     """A server of a registered version, for the length of the block. `port` None takes a free one."""
+    with _serving(home, scale, version, _served_path(store, version, scale), port or 0) as served:
+        yield served
+
+
+def serve_alias(home: Home, scale: Scale, alias: str, store: Store, port: int) -> NoReturn:
+    """Serve the version that an alias names until interrupted, and at the same address what it names after a move.
+
+    The next version's file is read and verified while the version before it still answers. Requests that are being
+    answered when the server is replaced are cut off.
+    """
+    version = find_version(home, scale, alias)
+    path = _served_path(store, version, scale)
+    while True:
+        with _serving(home, scale, version, path, port) as served:
+            port = int(served.url.rpartition(":")[2])
+            print(f"{served.name} ({alias}) at {served.url}/v1 (Ctrl-C ends it)", flush=True)
+            version = _next_version(home, scale, alias, served, version)
+            path = _served_path(store, version, scale)
+
+
+def _next_version(
+    home: Home, scale: Scale, alias: str, served: ServedModel, version: RegisteredVersion
+) -> RegisteredVersion:
+    """Block until the alias names another version. While the registry does not answer, or the alias is gone, the
+    version before is served, and the reason is printed once."""
+    from mlflow.exceptions import MlflowException
+
+    problem = ""
+    while True:
+        served.wait(ALIAS_SECONDS)
+        try:
+            named, found = find_version(home, scale, alias), ""
+        except (ValueError, MlflowException) as error:
+            named, found = version, f"version {version.version} is served still: {error}"
+        if found not in ("", problem):
+            print(found, file=sys.stderr, flush=True)
+        problem = found
+        if named.version != version.version:
+            return named
+
+
+@contextmanager
+def _serving(home: Home, scale: Scale, version: RegisteredVersion, gguf_path: Path, port: int) -> Iterator[ServedModel]:
     name = model_name(scale.scale)
-    gguf = _gguf_files(store, version, scale.release.recipe)
-    path = gguf.path(gguf.record.file_names[SERVED_TYPE])
-    resources = scale.serving.resources.model_copy(update={"port": port or 0})
-    with running_model_server(path, resources, home.run_dir / f"serve-{scale.scale}.log", alias=name) as server:
+    resources = scale.serving.resources.model_copy(update={"port": port})
+    with running_model_server(gguf_path, resources, home.run_dir / f"serve-{scale.scale}.log", alias=name) as server:
         yield ServedModel(
             f"{name} version {version.version}",
             server.url,
@@ -80,6 +130,12 @@ def served_model(
             is_chat_trained=version.tag(CHAT_TAG) == "true",
             enable_thinking=scale.evaluation.recipe.enable_thinking,
         )
+
+
+def _served_path(store: Store, version: RegisteredVersion, scale: Scale) -> Path:
+    """The file that is served, verified."""
+    gguf = _gguf_files(store, version, scale.release.recipe)
+    return gguf.path(gguf.record.file_names[SERVED_TYPE])
 
 
 def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe) -> Artifact[GgufFiles]:

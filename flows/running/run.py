@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from configs.schema import PhaseSection
 from flows.running.stage_log import StageLog
+from infra.registry.promotion import Rivals
 from infra.step import Artifact
 from infra.storage.store import Store
 from tasks.data.packing.pack_phase import PackedPhase
@@ -85,6 +86,8 @@ class ReleasedModel:
     """A registered version with the decisions on it."""
 
     version: str
+    rivals: Rivals
+    """Champion and anchors with which it was compared: the decisions hold only for them."""
     anchored: tuple[str, ...]
     """Figures whose anchor the version becomes when it is promoted."""
     gguf_evaluation: Artifact[GgufEvaluation]

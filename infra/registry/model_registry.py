@@ -46,6 +46,10 @@ EVIDENCE_TAG = "glm46.evidence"
 """URI of the report and cards of the run that judged the version last."""
 CHAMPION = "champion"
 """Alias of the one version of a model that is served."""
+PREVIOUS = "previous"
+"""Alias of the champion before it, which `glm46 rollback` restores."""
+CANDIDATE = "candidate"
+"""Alias of the version that a release judges, or refused last."""
 NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 """Errors of a hard link that needs a copy instead: another file system, one without hard links, or too many links to
 this file."""
@@ -56,7 +60,7 @@ MODEL_DIR = "model"
 
 DESCRIPTION = (
     "Every phase that a gate judged is a version; the alias of a phase names the last one accepted, `champion` the "
-    "one that is served, "
+    "one that is served, `previous` the champion before it, `candidate` the version under judgement, "
     "`anchor_FIGURE` the best promoted one so far in a figure, to which no release may lose more than the "
     "margin.\n\n"
     '`mlflow.pyfunc.load_model("models:/NAME@champion").predict(["What is 12 + 7?"])` answers; `glm46.evidence` names '

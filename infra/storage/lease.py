@@ -27,6 +27,8 @@ LEASE_SECONDS = 60.0
 RENEWALS_PER_LEASE = 3
 POLLS_PER_LEASE = 20
 MAX_POLL_SECONDS = 1.0
+COMPUTES = "computes this"
+"""What the holder of a step's lease does, in a message for those who wait."""
 _held_here: set[str] = set()
 """Owners that this process is: what it could not release, because the store did not answer, it does not wait for."""
 
@@ -167,8 +169,10 @@ class Lease:
         self._record, self._version, self._written = record, version, started
 
 
-def acquire_lease(objects: ObjectStore, key: str, home: Path, say: Callable[[str], None]) -> Lease:
-    """Take the lease of a key as soon as nobody holds it; `say` gets who does."""
+def acquire_lease(
+    objects: ObjectStore, key: str, home: Path, say: Callable[[str], None], work: str = COMPUTES
+) -> Lease:
+    """Take the lease of a key as soon as nobody holds it; `say` gets who does. `work` says what its holder does."""
     watched, since, said = None, 0.0, ""
     while True:
         found = objects.read_version(lease_name(key))
@@ -181,12 +185,12 @@ def acquire_lease(objects: ObjectStore, key: str, home: Path, say: Callable[[str
         holder = f" ({'its lease cannot be read' if record is None else record.holder})"
         lease = None if is_held and not is_silent else take_lease(objects, key, home, record, version)
         if is_silent and lease is not None:
-            say(f"the run that computed this{holder} no longer renews its lease: its work is taken over")
+            say(f"the run that {work}{holder} no longer renews its lease: its work is taken over")
         if lease is not None:
             return lease
         if is_held and holder != said:
             said = holder
-            say(f"another run computes this{holder}; waiting for its result")
+            say(f"another run {work}{holder}; waiting for its result")
         time.sleep(min(MAX_POLL_SECONDS, duration / POLLS_PER_LEASE))
 
 

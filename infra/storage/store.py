@@ -25,7 +25,7 @@ from configs.files.transferred_bytes import Transferred, count_read, count_writt
 from infra.file_lock import locked
 from infra.home import Home
 from infra.step import JOB_EVIDENCE_DIR, Artifact, FileEntry, LogMetrics, Manifest, Output, Progress, R, Record, Step
-from infra.storage.lease import Lease, acquire_lease, holder_of
+from infra.storage.lease import COMPUTES, Lease, acquire_lease, holder_of
 from infra.storage.manifest_store import CorruptArtifactError, ManifestStore, content_digest, step_key
 from infra.storage.parallel import map_in_threads
 
@@ -142,20 +142,23 @@ class Store(ManifestStore):
         return verified
 
     @contextmanager
-    def locked(self, key: str, say: Callable[[str], None] = lambda message: None) -> Iterator[None]:
+    def locked(
+        self, key: str, say: Callable[[str], None] = lambda message: None, work: str = COMPUTES
+    ) -> Iterator[Lease]:
         """Hold the key's work directory in this home and its lease in the store: a second run, of this machine or of
-        another, says who computes, waits and then finds the artifact. The lock's file goes with it."""
+        another, says who computes, waits and then finds the artifact. The lock's file goes with it. `work` says what
+        the holder does, for a key that is no step's."""
         path = self.home.work_root / f"{key}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
 
         def say_who(message: str) -> None:
             say(f"{message}{holder_of(self, key)}; waiting for its result")
 
-        with locked(path, say_who, "another run computes this"):
+        with locked(path, say_who, f"another run {work}"):
             try:
-                self._leases[key] = acquire_lease(self, key, self.home.root, say)
+                self._leases[key] = acquire_lease(self, key, self.home.root, say, work)
                 try:
-                    yield
+                    yield self._leases[key]
                 finally:
                     self._leases.pop(key).release()
             finally:
@@ -176,11 +179,10 @@ class Store(ManifestStore):
         artifact = self.find(step, key)
         if artifact is not None:
             return artifact, True
-        with self.locked(key, say):
+        with self.locked(key, say) as lease:
             artifact = self.find(step, key)
             if artifact is not None:
                 return artifact, True
-            lease = self._leases[key]
 
             def report_while_held(progress: Progress) -> None:
                 lease.check()

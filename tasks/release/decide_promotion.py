@@ -1,16 +1,28 @@
-"""Accept or refuse a release for the alias `champion`: both gates must have accepted it, and the served model must be
-the trained one."""
+"""Accept or refuse a release for the alias `champion`: both gates must have accepted it, the served model must be the
+trained one, and nobody may have rolled the version back."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
 
-from infra.step import Artifact, Output, Record, step
+from infra.step import Artifact, Output, Record, digest_of, step
 
 if TYPE_CHECKING:
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.release.smoke_test import SmokeReport
+
+
+class Withdrawal(Record):
+    """What a person decided on the version before: to roll it back, or nothing."""
+
+    reason: str
+    """Empty where nobody rolled it back."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the reason."""
+        return digest_of(self.model_dump(mode="json"))
 
 
 class PromotionDecision(Record):
@@ -18,7 +30,7 @@ class PromotionDecision(Record):
 
     accepted: bool
     refusals: tuple[str, ...]
-    """Why it was refused, one sentence per bound or difference; empty when accepted."""
+    """Why it was refused, one sentence per bound, difference or withdrawal; empty when accepted."""
     comparison_digest: str
     """Digest of the decision against champion and anchors."""
     quantization_digest: str
@@ -29,15 +41,21 @@ class PromotionDecision(Record):
 
 @step(content=("decision.json",))
 def decide_promotion(
-    *, comparison: Artifact[GateDecision], quantization: Artifact[GateDecision], smoke: SmokeReport, output: Output
+    *,
+    comparison: Artifact[GateDecision],
+    quantization: Artifact[GateDecision],
+    smoke: SmokeReport,
+    withdrawal: Withdrawal,
+    output: Output,
 ) -> PromotionDecision:
     """A refusal is a result."""
     refusals = (
         *comparison.record.refusals,
         *quantization.record.refusals,
         *(f"smoke test: {reason}" for reason in smoke.reasons),
+        *([withdrawal.reason] if withdrawal.reason else []),
     )
-    accepted = comparison.record.accepted and quantization.record.accepted and smoke.passed
+    accepted = comparison.record.accepted and quantization.record.accepted and smoke.passed and not withdrawal.reason
     assert accepted is not bool(refusals), (accepted, refusals)
     decision = PromotionDecision(
         accepted=accepted,

@@ -84,3 +84,28 @@ def test_an_undecided_comparison_is_refused_as_such(ended):
 def test_the_champion_run_again_stays_champion(ended):
     again = ended["champion again"]
     assert (again["code"], again["promoted"], again["version"]) == (0, True, "2") and aliases(again) == REIGNING
+
+
+def test_a_release_that_another_one_overtakes_is_compared_with_the_winner_and_refused(ended):
+    run = ended["overtaken by a release"]
+    winner = run["aliases"]["champion"]
+    assert (run["code"], run["promoted"]) == (3, False) and winner not in ("2", run["version"])
+    assert run["reasons"][0].startswith("bits_per_byte differs from the champion's by +0.5000")
+    assert run["aliases"]["previous"] == "2" and run["aliases"]["candidate"] == run["version"]
+    assert aliases(run) == REIGNING | {"champion": winner, "anchor_bits_per_byte": winner}
+
+
+def test_a_release_that_a_rollback_overtakes_is_compared_with_the_restored_champion(ended):
+    run = ended["overtaken by a rollback"]
+    assert (run["code"], run["promoted"], run["reasons"]) == (0, True, [])
+    assert (run["aliases"]["champion"], run["aliases"]["previous"]) == (run["version"], "2")
+    assert run["aliases"]["anchor_bits_per_byte"] == run["version"] and "candidate" not in run["aliases"]
+    assert [stage["name"] for stage in run["stages"]].count("gate champion") == 2
+
+
+def test_a_rolled_back_version_is_refused_with_who_when_and_why(ended):
+    run, winner = ended["rolled back"], ended["overtaken by a release"]["aliases"]["champion"]
+    assert (run["code"], run["promoted"], run["version"]) == (3, False, winner)
+    assert run["reasons"][-1].startswith(f"version {winner} was rolled back on ")
+    assert "(it was too good to be true): to allow it again, delete its tag" in run["reasons"][-1]
+    assert aliases(run) == aliases(ended["overtaken by a rollback"])

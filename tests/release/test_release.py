@@ -291,7 +291,7 @@ def test_a_killed_model_server_is_an_error(gguf, tmp_path):
         model = ServedModel("glm46 version 1", server.url, server, is_chat_trained=False, enable_thinking=False)
         server.process.kill()
         with pytest.raises(RuntimeError, match=r"was ended by SIGKILL.*its log is"):
-            model.wait()
+            model.wait(30)
 
 
 def test_smoke_test_refuses_another_model(store, served):

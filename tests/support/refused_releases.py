@@ -27,6 +27,7 @@ from infra.home import Home
 from infra.step import Artifact, Output, Step, step
 from infra.storage.open_store import open_store
 from infra.storage.store import Store
+from tasks.evaluation.comparisons import FIGURES
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
 from tasks.evaluation.items import Item, suite_digest, write_items
@@ -39,6 +40,7 @@ from tests.support.gate_items import BALANCED, GATE, answers_of, document, items
 from tests.support.report_fakes import metrics_of_phase, rollouts_of_phase
 from tests.support.reported_data import reported_data, toy
 
+MODEL = "glm46-refused"
 NUM_LOADED = 100_000_000
 LOADED = (ExpertUse(0, (30_000_000, 56_000_000, 57_000_000, 57_000_000), NUM_LOADED),)
 LAME = (ExpertUse(0, (1_000_000, 1_000_000, 99_000_000, 99_000_000), NUM_LOADED),)
@@ -117,11 +119,20 @@ anchor of the other."""
 
 LAST_WORK = {
     "report_run": Case(same(answers=answers_of(0.95)), ""),
-    "finish_pipeline": Case(same(answers=answers_of(0.95)), ""),
+    "finish_pipeline": Case(same(documents=mixed(code=(20, 0.5), web=(40, 0.5))), ""),
 }
 """Better than the champion, by the function of the pipeline that fails after the gates accepted."""
+WINNER = "finish_pipeline"
+"""The candidate of that name: far better than every champion before it in bits per byte."""
 
-ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values()]
+OVERTAKEN = {
+    "overtaken by a release": Case(same(answers=answers_of(0.9), choice=0.95), ""),
+    "overtaken by a rollback": Case(same(documents=mixed(code=(20, 0.5), web=(40, 0.5)), choice=0.95), ""),
+}
+"""Accepted candidates. Between comparison and promotion of the first, WINNER is promoted; of the second, rolled
+back."""
+
+ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values(), *OVERTAKEN.values()]
 """The index of a candidate is its number, which its record holds as num_tokens."""
 
 
@@ -220,7 +231,7 @@ def leave(code: int) -> None:
 
 
 def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
-    """How the run of every candidate ended, by its name; at the end the champion runs again."""
+    """How the run of every candidate ended, by its name; then the champion and the rolled back one run again."""
     import flows.assess_checkpoint
     import flows.cli.command
     import flows.full_pipeline
@@ -238,28 +249,30 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     flows.train_phases.train_phase = Step(train_phase, ("hf/*",), ("*.jsonl",), (), (), ())
     flows.cli.command._leave = leave
     registry, ended = open_registry(home), {}
-    candidates = dict(enumerate([*PROMOTED, *CASES, *LAST_WORK])) | {len(ORDER): "champion again"}
-    for number, name in candidates.items():
-        number = 1 if name == "champion again" else number
+    numbers = {name: number for number, name in enumerate([*PROMOTED, *CASES, *LAST_WORK, *OVERTAKEN])}
+    names = [*PROMOTED, *CASES, *LAST_WORK, "champion again", *OVERTAKEN, "rolled back"]
+    digests = {}
+    for name in names:
+        number = numbers[{"champion again": "second", "rolled back": WINNER}.get(name, name)]
         os.environ["GLM46_TEST_CANDIDATE"] = str(number)
         made = commit(store, toy("train_phase", record_of(number), write_weights, evidence=("*.jsonl",)), str(number))
+        digests[name] = made.digest
         stage = ORDER[number].from_stage
         start = made.key if stage == "release_model" else "champion"
-        said = io.StringIO()
-        broken = (
-            patch.object(flows.full_pipeline, name, side_effect=OSError("no room"))
-            if name in LAST_WORK
-            else contextlib.nullcontext()
-        )
+        said, changed = io.StringIO(), contextlib.nullcontext()
+        if name in LAST_WORK:
+            changed = patch.object(flows.full_pipeline, name, side_effect=OSError("no room"))
+        if name in OVERTAKEN:
+            changed = overtaking(registry, store, name, digests[WINNER])
         try:
-            with contextlib.redirect_stdout(said), broken:
+            with contextlib.redirect_stdout(said), changed:
                 flows.cli.command.app(
                     ["run", str(scale), "--from", stage, "--start", start, "--json"], standalone_mode=False
                 )
             raise AssertionError(f"{name}: the command ended before its run")
         except Left as left:
             assert (left.args[0] == 1) is (name in LAST_WORK), f"{name}: exit code {left.args[0]}"
-            aliases = registry.get_registered_model("glm46-refused").aliases
+            aliases = registry.get_registered_model(MODEL).aliases
             outcome = {} if name in LAST_WORK else json.loads(said.getvalue().strip().splitlines()[-1])
             ended[name] = {
                 "code": left.args[0],
@@ -267,6 +280,28 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
                 **outcome,
             }
     return ended
+
+
+def overtaking(registry: Any, store: Store, name: str, winner_digest: str) -> Any:
+    """Lets WINNER become champion, or be rolled back, right before the run's first promotion."""
+    import flows.full_pipeline
+    from infra.registry.model_registry import find_version
+    from infra.registry.promotion import look_up_rivals, promote, roll_back
+
+    promote_release, calls = flows.full_pipeline.promote_release, []
+
+    def overtaken(*arguments: Any) -> str:
+        calls.append(arguments)
+        if len(calls) == 1 and name == "overtaken by a release":
+            winner = find_version(registry, MODEL, winner_digest)
+            assert winner is not None
+            rivals = look_up_rivals(registry, store, MODEL, FIGURES, print)
+            assert promote(registry, store, MODEL, winner.version, ("bits_per_byte",), rivals, print) == "done"
+        elif len(calls) == 1:
+            roll_back(registry, store, MODEL, "it was too good to be true", print)
+        return promote_release(*arguments)
+
+    return patch.object(flows.full_pipeline, "promote_release", overtaken)
 
 
 def main() -> None:

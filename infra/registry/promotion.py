@@ -1,0 +1,271 @@
+"""Promotion and rollback: each moves several aliases of a model, and is one step for everybody else.
+
+A holder of the model's lease moves aliases; the others wait. MLflow moves one alias at a time, so the moves are first
+written as a tag of the registered model, which is removed after the last of them. Whoever takes the lease next first
+completes what a killed process left. MLflow has no conditional writes: the lease is renewed right before the first
+write, and a process that is paused for a minute after that is the one case that nothing excludes.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from infra.registry.model_registry import (
+    ANCHOR_PREFIX,
+    CANDIDATE,
+    CHAMPION,
+    GGUF_TAG,
+    PREVIOUS,
+    QUANTIZED_TAG,
+    RegisteredVersion,
+    resolve_alias,
+)
+from infra.step import Artifact
+from infra.storage.lease import Lease
+from infra.storage.store import Store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+MOVES_TAG = "glm46.alias_moves"
+"""Tag of the registered model while aliases are moved: an AliasMoves."""
+REIGNS_TAG = "glm46.reigns"
+"""Tag of the registered model: champion and anchors as they were before each promotion, oldest first."""
+ROLLED_BACK_AT_TAG, ROLLED_BACK_BY_TAG = "glm46.rolled_back_at", "glm46.rolled_back_by"
+ROLLED_BACK_REASON_TAG = "glm46.rolled_back_reason"
+"""Tags of a version that was champion until somebody rolled it back."""
+MAX_REIGNS = 100
+MAX_REASON_CHARS = 1000
+
+Promotion = Literal["done", "unchanged", "overtaken"]
+"""Overtaken: the registry changed after the comparison, and no alias was moved."""
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """The versions that a candidate is compared with."""
+
+    champion: RegisteredVersion | None
+    """None where there is none."""
+    anchors: Mapping[str, RegisteredVersion]
+    """By figure."""
+
+    def is_champion(self, checkpoint: Artifact[Any]) -> bool:
+        """Whether the candidate is the champion already."""
+        return self.champion is not None and self.champion.digest == checkpoint.digest
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Their versions by alias."""
+        reigning = {} if self.champion is None else {CHAMPION: self.champion.version}
+        return reigning | {f"{ANCHOR_PREFIX}{figure}": anchor.version for figure, anchor in self.anchors.items()}
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """The moves of a rollback, by version."""
+
+    model: str
+    withdrawn: str
+    restored: str
+    previous: str | None
+    """The version that a further rollback restores; None where there is none."""
+    anchors: Mapping[str, str]
+    """By figure, of the anchors that moved."""
+
+    def describe(self) -> str:
+        moved = "".join(f"; anchor of {figure}: version {version}" for figure, version in sorted(self.anchors.items()))
+        previous = "no version" if self.previous is None else f"version {self.previous}"
+        return (
+            f"{self.model}: champion is version {self.restored} again, instead of version {self.withdrawn}; previous: "
+            f"{previous}{moved}"
+        )
+
+
+class AliasMoves(BaseModel):
+    """What one promotion or rollback writes. Writing it twice has the effect of writing it once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version_tags: dict[str, dict[str, str]]
+    """By version."""
+    reigns: list[dict[str, str]]
+    """The new value of REIGNS_TAG."""
+    aliases: dict[str, str | None]
+    """Version by alias, None for one that goes; in the order of the moves."""
+
+
+def look_up_rivals(
+    client: MlflowClient, store: Store, model: str, figures: Iterable[str], say: Callable[[str], None]
+) -> Rivals:
+    """Champion and anchors of these figures, after moves that a killed process left are completed."""
+    with moving_aliases(client, store, model, say):
+        anchors = {figure: resolve_alias(client, model, f"{ANCHOR_PREFIX}{figure}") for figure in figures}
+        return Rivals(
+            resolve_alias(client, model, CHAMPION),
+            {figure: version for figure, version in anchors.items() if version is not None},
+        )
+
+
+def promote(
+    client: MlflowClient,
+    store: Store,
+    model: str,
+    version: str,
+    anchored: tuple[str, ...],
+    rivals: Rivals,
+    say: Callable[[str], None],
+) -> Promotion:
+    """Make a version the champion and the anchor of these figures, and the champion before it `previous`.
+
+    Nothing moves where champion or anchors are other versions than the rivals with which it was compared: the decision
+    does not hold for them.
+    """
+    with moving_aliases(client, store, model, say) as lease:
+        registered = client.get_registered_model(model)
+        aliases = {alias: str(number) for alias, number in registered.aliases.items()}
+        champion = aliases.get(CHAMPION)
+        if champion == version:
+            if aliases.get(CANDIDATE) == version:
+                client.delete_registered_model_alias(model, CANDIDATE)
+            return "unchanged"
+        compared = {CHAMPION, *(f"{ANCHOR_PREFIX}{figure}" for figure in rivals.anchors)}
+        if {alias: aliases[alias] for alias in compared & aliases.keys()} != rivals.aliases:
+            return "overtaken"
+        moves: dict[str, str | None] = {f"{ANCHOR_PREFIX}{figure}": version for figure in anchored}
+        if champion is not None:
+            moves[PREVIOUS] = champion
+        if aliases.get(CANDIDATE) == version:
+            moves[CANDIDATE] = None
+        ended = [] if champion is None else [_reign(aliases)]
+        reigns = [*_reigns(registered), *ended][-MAX_REIGNS:]
+        _write(client, model, AliasMoves(version_tags={}, reigns=reigns, aliases=moves | {CHAMPION: version}), lease)
+    return "done"
+
+
+def roll_back(client: MlflowClient, store: Store, model: str, reason: str, say: Callable[[str], None]) -> Rollback:
+    """Restore the champion and the anchors of before the last promotion.
+
+    The version that goes is marked with time, person and reason, and is no candidate until the mark is removed. After
+    it `previous` is the champion before the restored one. Raises ValueError where there is no such version, or its
+    artifacts are gone.
+    """
+    if not reason.strip() or len(reason) > MAX_REASON_CHARS:
+        raise ValueError(f"--reason has {len(reason)} characters: give 1 to {MAX_REASON_CHARS}")
+    with moving_aliases(client, store, model, say) as lease:
+        registered = client.get_registered_model(model)
+        aliases = {alias: str(number) for alias, number in registered.aliases.items()}
+        versions = {
+            str(item.version): RegisteredVersion(str(item.version), dict(item.tags))
+            for item in client.search_model_versions(f"name = '{model}'")
+        }
+        withdrawn, restored = aliases.get(CHAMPION), aliases.get(PREVIOUS)
+        if withdrawn is None or restored is None:
+            missing = CHAMPION if withdrawn is None else PREVIOUS
+            raise ValueError(f"{model} has no version with the alias {missing}: there is nothing to roll back to")
+        barred = {number for number, each in versions.items() if refusal_of(each)} | {withdrawn}
+        reigns = _usable(_reigns(registered), versions.keys() - barred)
+        if not reigns or reigns[-1][CHAMPION] != restored:
+            raise ValueError(
+                f"{model}: the alias {PREVIOUS} was moved by hand to version {restored}, which was not champion before "
+                f"version {withdrawn}: set {CHAMPION} by hand, too, or run a release"
+            )
+        _require_artifacts(store, versions[restored])
+        before = {alias: number if number in versions else restored for alias, number in reigns.pop().items()}
+        anchors = {
+            alias: before.get(alias, restored)
+            for alias, number in aliases.items()
+            if alias.startswith(ANCHOR_PREFIX) and number == withdrawn
+        }
+        reigns = _usable(reigns, versions.keys() - barred - {restored})
+        previous = reigns[-1][CHAMPION] if reigns else None
+        mark = {
+            ROLLED_BACK_AT_TAG: f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+            ROLLED_BACK_BY_TAG: f"{getpass.getuser()}@{socket.gethostname()}",
+            ROLLED_BACK_REASON_TAG: reason,
+        }
+        moves = {**anchors, PREVIOUS: previous, CHAMPION: restored}
+        _write(client, model, AliasMoves(version_tags={withdrawn: mark}, reigns=reigns, aliases=moves), lease)
+    moved = {alias.removeprefix(ANCHOR_PREFIX): number for alias, number in anchors.items()}
+    return Rollback(model, withdrawn, restored, previous, moved)
+
+
+def refusal_of(version: RegisteredVersion) -> str:
+    """Why a version may not be promoted whatever its figures are: somebody rolled it back. Empty where nobody did."""
+    if ROLLED_BACK_AT_TAG not in version.tags:
+        return ""
+    return (
+        f"version {version.version} was rolled back on {version.tags[ROLLED_BACK_AT_TAG]} by "
+        f"{version.tag(ROLLED_BACK_BY_TAG)} ({version.tag(ROLLED_BACK_REASON_TAG)}): to allow it again, delete its tag "
+        f"{ROLLED_BACK_AT_TAG} in MLflow"
+    )
+
+
+@contextmanager
+def moving_aliases(client: MlflowClient, store: Store, model: str, say: Callable[[str], None]) -> Iterator[Lease]:
+    """Hold the lease of a model's aliases; what a killed process had begun to move is moved first. `say` gets who holds
+    it meanwhile, and what was completed."""
+    with store.locked(f"aliases-{model}", say, f"moves the aliases of {model}") as lease:
+        begun = client.get_registered_model(model).tags.get(MOVES_TAG)
+        if begun is not None:
+            moves = AliasMoves.model_validate_json(begun)
+            _write(client, model, moves, lease)
+            names = ", ".join(f"{alias} = {number or 'none'}" for alias, number in moves.aliases.items())
+            say(f"{model}: completed the moves of aliases that a killed process had begun ({names})")
+        yield lease
+
+
+def _write(client: MlflowClient, model: str, moves: AliasMoves, lease: Lease) -> None:
+    lease.confirm()
+    client.set_registered_model_tag(model, MOVES_TAG, moves.model_dump_json())
+    for version, tags in moves.version_tags.items():
+        for name, value in tags.items():
+            client.set_model_version_tag(model, version, name, value)
+    for alias, version in moves.aliases.items():
+        if version is None:
+            client.delete_registered_model_alias(model, alias)
+        else:
+            client.set_registered_model_alias(model, alias, version)
+    client.set_registered_model_tag(model, REIGNS_TAG, json.dumps(moves.reigns))
+    client.delete_registered_model_tag(model, MOVES_TAG)
+
+
+def _reign(aliases: Mapping[str, str]) -> dict[str, str]:
+    return {alias: number for alias, number in aliases.items() if alias == CHAMPION or alias.startswith(ANCHOR_PREFIX)}
+
+
+def _reigns(registered: Any) -> list[dict[str, str]]:
+    return json.loads(registered.tags.get(REIGNS_TAG, "[]"))
+
+
+def _usable(reigns: list[dict[str, str]], allowed: Iterable[str]) -> list[dict[str, str]]:
+    """The reigns up to the newest one of an allowed champion."""
+    last = max((number for number, reign in enumerate(reigns) if reign[CHAMPION] in set(allowed)), default=-1)
+    return reigns[: last + 1]
+
+
+def _require_artifacts(store: Store, version: RegisteredVersion) -> None:
+    """Raises ValueError where weights or formats of a version are no longer in the store, by the size of each file."""
+    formats = {"GGUF files": version.tag(GGUF_TAG)} | {
+        f"{name.removeprefix(QUANTIZED_TAG)} files": key
+        for name, key in version.tags.items()
+        if name.startswith(QUANTIZED_TAG)
+    }
+    for what, key in {"weights": version.key, **formats}.items():
+        manifest = store.read_manifest(key)
+        broken = None if manifest is None else store.broken_files(manifest, deep=False)
+        if broken is None or broken:
+            lost = "are not" if broken is None else f"({', '.join(sorted(broken)[:3])}) are no longer whole"
+            raise ValueError(
+                f"version {version.version}, the champion before this one, cannot be restored: its {what} {lost} in "
+                f"store {store.uri} (key {key[:12]}): name the store of its run with --store, or run its scale again"
+            )

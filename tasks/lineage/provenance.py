@@ -1,0 +1,110 @@
+"""States what a registered version was made from, as an in-toto statement with SLSA's provenance predicate.
+
+In: the store's manifests and the version's tags; no server. Out: the JSON of the statement, unsigned. Layout:
+https://in-toto.io/Statement/v1 and https://slsa.dev/provenance/v1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from infra.registry.model_registry import GGUF_TAG, PROMOTION_DECISION_TAG, QUANTIZED_TAG
+from infra.registry.registered_versions import NamedVersion
+from infra.step import Manifest
+from infra.storage.manifest_graph import ManifestGraph
+from tasks.lineage.trace_model import ModelLineage
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "glm46:pipeline/v1"
+BUILDER = "glm46:command-line"
+"""Identifies who vouches for the statement: nobody but the machine that wrote it, since it is not signed."""
+
+
+def provenance_statement(graph: ManifestGraph, version: NamedVersion, lineage: ModelLineage) -> dict[str, Any]:
+    """The statement on a released version. Subjects are its weights in every format; dependencies are the sources with
+    trained documents and the packages that may change a result. Raises ValueError for a version that is no release, or
+    whose files the store lacks."""
+    artifacts = released_artifacts(graph, version)
+    decision = _committed(graph, version, "promotion decision", version.registered.tag(PROMOTION_DECISION_TAG))
+    steps = graph.ancestors(*artifacts.values(), decision)
+    sources = [
+        {"name": source.name, "digest": {"sha256": source.sha256}, "annotations": {"licence": source.licence}}
+        for source in lineage.sources
+        if source.sha256
+    ]
+    imported = [{"name": "imported weights", "digest": {"sha256": lineage.imported}}] if lineage.imported else []
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [
+            {"name": f"{directory}/{name.removeprefix('hf/')}", "digest": {"sha256": entry.sha256}}
+            for directory, manifest in artifacts.items()
+            for name, entry in manifest.content.items()
+            if directory != "hf" or name.startswith("hf/")
+        ],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {
+                    "model": version.model,
+                    "recipes": [
+                        {"step": made.step, "key": made.key, "recipe": made.identity["recipe"]}
+                        for made in steps
+                        if made.identity["recipe"] is not None
+                    ],
+                },
+                "internalParameters": {
+                    "steps": [
+                        {
+                            "step": made.step,
+                            "key": made.key,
+                            "digest": made.digest,
+                            "code": made.identity["code"],
+                            "inputs": made.identity["inputs"],
+                        }
+                        for made in steps
+                    ]
+                },
+                "resolvedDependencies": [*sources, *imported, *_packages(steps)],
+            },
+            "runDetails": {
+                "builder": {"id": BUILDER},
+                "metadata": {"invocationId": version.registered.key},
+                "byproducts": [{"name": "promotion decision", "digest": {"sha256": decision.digest}}],
+            },
+        },
+    }
+
+
+def released_artifacts(graph: ManifestGraph, version: NamedVersion) -> Mapping[str, Manifest]:
+    """The manifests of a release's weights by format: hf, gguf, and those of quantized checkpoints."""
+    registered = version.registered
+    if GGUF_TAG not in registered.tags:
+        raise ValueError(
+            f"{version.model} version {registered.version} was never judged for a release: name champion, candidate or "
+            f"previous"
+        )
+    keys = {"hf": registered.key, "gguf": registered.tag(GGUF_TAG)} | {
+        name.removeprefix(QUANTIZED_TAG): key
+        for name, key in sorted(registered.tags.items())
+        if name.startswith(QUANTIZED_TAG)
+    }
+    return {name: _committed(graph, version, f"{name} files", key) for name, key in keys.items()}
+
+
+def _committed(graph: ManifestGraph, version: NamedVersion, what: str, key: str) -> Manifest:
+    manifest = graph.store.read_manifest(key)
+    if manifest is None:
+        raise ValueError(
+            f"store {graph.store.uri} does not hold the {what} of {version.model} version "
+            f"{version.registered.version} (key {key[:12]}): name the store of its run with --store"
+        )
+    return manifest
+
+
+def _packages(steps: Iterable[Manifest]) -> list[dict[str, str]]:
+    """The Python packages of the steps' keys, as package URLs."""
+    versions = {(name, version) for made in steps for name, version in made.identity["distributions"].items()}
+    return [{"uri": f"pkg:pypi/{name}@{version}"} for name, version in sorted(versions)]

@@ -1,0 +1,106 @@
+"""`glm46 serve` follows its alias: after `glm46 rollback` the version before answers at the same address."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import yaml
+
+from configs.load import load_scale
+from infra.registry.experiment_tracking import connect, ensure_run
+from infra.registry.model_registry import GGUF_TAG, ensure_registered, model_name
+from infra.registry.promotion import look_up_rivals, promote
+from infra.storage.open_store import open_store
+from tasks.release.convert_to_gguf import convert_to_gguf
+from tests.conftest import ROOT
+from tests.support.evaluation_fakes import checkpoint, commit
+from tests.support.pipeline import command, environment, glm46
+
+FOLLOWING_SECONDS = 60
+"""Far above the second or two that it takes: the machine may be busy."""
+MODEL = model_name("followed")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A model whose versions 1 and 2 were champion, one after the other."""
+
+    home: str
+    scale: str
+    client: object
+
+    def glm46(self, *arguments: str):
+        return glm46(*arguments, home=self.home, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def followed(mlflow_server, tmp_path_factory):
+    tree = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
+    path = tmp_path_factory.mktemp("followed") / "followed.yaml"
+    path.write_text(yaml.safe_dump({**tree, "scale": "followed"}))
+    home, client = mlflow_server.home, connect(mlflow_server.uri)
+    store, recipe = open_store(None, home), load_scale(str(path)).release.recipe
+    for name in ("random", "trained"):
+        weights = checkpoint(store, name)
+        gguf = commit(store, convert_to_gguf, checkpoint=weights, recipe=recipe)
+        run_id = ensure_run(client, "glm46-followed", name, weights.key, None, {})
+        root = home.mlflow_dir / "artifacts"
+        version, _ = ensure_registered(client, MODEL, weights, "hf", run_id, root, {GGUF_TAG: gguf.key}, "")
+        promote(client, store, MODEL, version, (), look_up_rivals(client, store, MODEL, (), print), print)
+    return Followed(home.root, str(path), client)
+
+
+def answer(url: str) -> str | None:
+    """The served model's greedy continuation; None while it does not answer."""
+    body = json.dumps({"prompt": "4 + 1 =", "max_tokens": 8, "temperature": 0}).encode()
+    request = urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answered:
+            return json.loads(answered.read())["choices"][0]["text"]
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return None
+
+
+def test_a_served_champion_follows_a_rollback_at_its_address(followed):
+    serving = subprocess.Popen(
+        command("serve", "--scale", followed.scale, "--port", "0"),
+        cwd=ROOT,
+        env=environment(followed.home),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = serving.stdout.readline()
+        assert line.startswith(f"{MODEL} version 2 (champion) at http://127.0.0.1:")
+        url = line.split(" at ")[1].split()[0]
+        before = answer(url)
+        started = time.monotonic()
+        with ThreadPoolExecutor(1) as beside:
+            command_ended = beside.submit(followed.glm46, "rollback", followed.scale, "--reason", "it answers wrongly")
+            while answer(url) in (before, None):
+                assert time.monotonic() < started + FOLLOWING_SECONDS
+                time.sleep(0.05)
+            print(f"the restored version answered {time.monotonic() - started:.1f} s after the command began")
+            back = command_ended.result()
+        assert (back.exit_code, back.stderr) == (0, "")
+        assert f"{MODEL}: champion is version 1 again, instead of version 2; previous: no version" in back.stdout
+        assert serving.stdout.readline() == line.replace("version 2", "version 1")
+    finally:
+        serving.terminate()
+        serving.wait()
+    again = followed.glm46("rollback", followed.scale, "--reason", "once more")
+    assert again.exit_code == 1 and "there is nothing to roll back to" in again.stderr
+    assert "Traceback" not in again.stderr and len(again.stderr.splitlines()) == 1
+
+
+def test_a_rollback_without_a_reason_or_a_champion_is_wrong_usage(followed):
+    assert followed.glm46("rollback", followed.scale).exit_code == 2
+    unknown = followed.glm46("rollback", "nightly", "--reason", "x")
+    assert unknown.exit_code == 2 and "no version of model glm46-nightly has the alias champion" in unknown.stderr
