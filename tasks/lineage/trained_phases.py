@@ -138,7 +138,10 @@ def _order_blocks(graph: ManifestGraph, phase: TrainedPhase) -> Iterator[np.ndar
 
 
 def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manifest) -> list[str]:
-    """Ids of the prompts that a policy phase asked, each once, in the order of its groups."""
+    """Ids of the prompts that a policy phase asked, each once, in the order of its groups. Raises ValueError where the
+    phase was trained by a version of glm46 with other settings: the order is computed again from them."""
+    from pydantic import ValidationError
+
     from configs.schema import TrainingRecipe
     from model.text.tokenizer_layout import tokenizer_for_text
     from tasks.training.policy.prompt_order import PromptOrder
@@ -146,7 +149,14 @@ def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manife
     tokenizer = graph.input_of(checkpoint, "tokenizer")
     assert tokenizer is not None, checkpoint.key
     opened = tokenizer_for_text(str(graph.open(tokenizer).path("tokenizer.json")))
-    recipe = TrainingRecipe.model_validate(checkpoint.identity["recipe"])
+    try:
+        recipe = TrainingRecipe.model_validate(checkpoint.identity["recipe"])
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ValueError(
+            f"the prompts of checkpoint {checkpoint.key[:12]} are not known: a version of glm46 with other settings "
+            f"trained it ({key} differs): use that version"
+        ) from None
     order = PromptOrder(graph.open(prompts).path(PROMPTS_FILE), opened, recipe)
     return list(dict.fromkeys(prompt.id for prompt in order.groups(0, order.num_groups)))
 

@@ -36,6 +36,7 @@ from tasks.data.sources.list_sources import list_sources
 from tasks.data.tokenizer.train_tokenizer import train_tokenizer
 from tasks.lineage.trace_document import trace_document
 from tasks.lineage.trace_model import trace_model
+from tasks.lineage.trained_phases import asked_prompt_ids, phase_of
 from tests.conftest import ROOT
 from tests.support.data_inputs import (
     RECIPE,
@@ -480,6 +481,16 @@ def test_what_is_not_known_is_one_sentence_with_the_names_there_are(home, graph,
     other = read_manifest_graph(open_store(str(tmp_path / "empty"), home))
     with pytest.raises(ValueError, match=r"does not hold glm46-micro version 1, .*name it with --store"):
         trace_model(other, named_version(client, MODEL, "1"), None)
+
+
+def test_prompts_of_a_checkpoint_whose_settings_are_unknown_now_are_one_sentence(graph, trained):
+    checkpoint = next(made for made in graph.made_by("train_phase") if made.key == trained["rl_reasoning"].key)
+    prompts = phase_of(graph, checkpoint).prompts
+    assert prompts is not None and asked_prompt_ids(graph, checkpoint, prompts)
+    recipe = {key: value for key, value in checkpoint.identity["recipe"].items() if key != "sequence_length"}
+    older = checkpoint.model_copy(update={"identity": checkpoint.identity | {"recipe": recipe}})
+    with pytest.raises(ValueError, match=r"are not known: .* \(sequence_length differs\): use that version"):
+        asked_prompt_ids(graph, older, prompts)
 
 
 def test_of_manifests_with_one_digest_the_one_that_fits_is_followed(home):
