@@ -65,7 +65,9 @@ def build_model(starved: slice | None = None, recipe: ModelRecipe = GLM46) -> Gl
 def build_any_optimizer(model: nn.Module, kind: str) -> torch.optim.Optimizer:
     """The groups of the real one in every case, those of divided experts among them."""
     # As large as a gradient is: with 1e-8 AdamW makes a whole step of an element that is nothing but rounding.
-    recipe = load_scale("micro").phases[0].recipe.optimizer.model_copy(update={"adam_eps": 1e-3})
+    recipe = (
+        load_scale("micro").phases[0].recipe.optimizer.model_copy(update={"adam_eps": 1e-3, "router_rate_ratio": 1.0})
+    )
     optimizer = build_optimizer(model, recipe)
     if kind == "muon":
         set_learning_rate(optimizer, 0.01)
