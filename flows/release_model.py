@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prefect import flow
 
 from flows.assess_checkpoint import evaluate
 from flows.quantize_model import quantize_model
-from flows.running.run import AssessedModel, ReleasedModel, Run
+from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
 from infra.registry.experiment_tracking import connect
 from infra.registry.model_registry import (
@@ -35,7 +36,7 @@ from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.release.decide_promotion import Withdrawal, decide_promotion
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
-from tasks.release.evaluate_gguf import evaluate_gguf
+from tasks.release.evaluate_gguf import GgufEvaluation, evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
 from tasks.release.smoke_test import SmokeReport, smoke_test
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
@@ -49,29 +50,10 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     """Register a phase's checkpoint as a release, and accept it for the alias `champion` or refuse it with
     reasons."""
     checkpoint = assessed.checkpoint
-    recipe, job, serving = run.scale.release.recipe, run.scale.release.resources, run.scale.serving.resources
+    recipe, job = run.scale.release.recipe, run.scale.release.resources
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
-    gguf = run_step(run, convert_to_gguf, checkpoint=checkpoint, recipe=recipe, job=job)
-    gguf_evaluation = run_step(
-        run,
-        evaluate_gguf,
-        gguf=gguf,
-        checkpoint=checkpoint,
-        suite=prepared.suite,
-        recipe=recipe,
-        resources=serving,
-        job=job,
-    )
-    quantized = quantize_model(run, prepared, checkpoint)
-    quantization_decision = run_step(
-        run,
-        decide_quantization,
-        stage="gate quantization",
-        gguf_evaluation=gguf_evaluation,
-        quantized=QuantizedEvaluations({name: model.evaluation for name, model in quantized.items()}),
-        recipe=recipe,
-    )
+    formats = convert_and_quantize(run, prepared, checkpoint)
     reference = run_step(
         run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=job, job=job
     )
@@ -86,14 +68,14 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
     decision = judge_against_rivals(run, prepared, assessed, rivals)
     smoke = run_effect(
-        run, "deploy and smoke-test", lambda: deploy_and_test(run, gguf, reference), describe=_describe_smoke
+        run, "deploy and smoke-test", lambda: deploy_and_test(run, formats.gguf, reference), describe=_describe_smoke
     )
     promotion = run_step(
         run,
         decide_promotion,
         stage="gate promotion",
         comparison=decision,
-        quantization=quantization_decision,
+        quantization=formats.decision,
         smoke=smoke,
         withdrawal=find_withdrawal(client, name, checkpoint),
     )
@@ -101,8 +83,8 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     tags = {
         PROMOTION_TAG: decision.key,
         PROMOTION_DECISION_TAG: promotion.key,
-        GGUF_TAG: gguf.key,
-        **{f"{QUANTIZED_TAG}{name}": model.checkpoint.key for name, model in quantized.items()},
+        GGUF_TAG: formats.gguf.key,
+        **{f"{QUANTIZED_TAG}{name}": model.checkpoint.key for name, model in formats.quantized.items()},
         "glm46.smoke_test": "passed" if smoke.passed else "failed",
     }
     version, _ = run_effect(
@@ -113,8 +95,44 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     )
     anchored = () if rivals.is_champion(checkpoint) else decision.record.anchored
     return ReleasedModel(
-        version, rivals, anchored, gguf_evaluation, quantized, quantization_decision, decision, promotion
+        version, rivals, anchored, formats.gguf_evaluation, formats.quantized, formats.decision, decision, promotion
     )
+
+
+@dataclass(frozen=True)
+class ReleasedFormats:
+    """A checkpoint in every format of the release, and whether each lost little enough."""
+
+    gguf: Artifact[GgufFiles]
+    gguf_evaluation: Artifact[GgufEvaluation]
+    quantized: dict[str, QuantizedModel]
+    decision: Artifact[GateDecision]
+
+
+def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]) -> ReleasedFormats:
+    """Write GGUF files and quantized checkpoints, evaluate each, and judge what the conversion costs."""
+    recipe, job = run.scale.release.recipe, run.scale.release.resources
+    gguf = run_step(run, convert_to_gguf, checkpoint=checkpoint, recipe=recipe, job=job)
+    evaluation = run_step(
+        run,
+        evaluate_gguf,
+        gguf=gguf,
+        checkpoint=checkpoint,
+        suite=prepared.suite,
+        recipe=recipe,
+        resources=run.scale.serving.resources,
+        job=job,
+    )
+    quantized = quantize_model(run, prepared, checkpoint)
+    decision = run_step(
+        run,
+        decide_quantization,
+        stage="gate quantization",
+        gguf_evaluation=evaluation,
+        quantized=QuantizedEvaluations({name: model.evaluation for name, model in quantized.items()}),
+        recipe=recipe,
+    )
+    return ReleasedFormats(gguf, evaluation, quantized, decision)
 
 
 def find_withdrawal(client: MlflowClient, name: str, checkpoint: Artifact[TrainedCheckpoint]) -> Withdrawal:

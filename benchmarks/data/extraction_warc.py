@@ -21,14 +21,11 @@ from typing import Any, Self
 from configs.load import load_scale
 from configs.schema import SparkResources
 from infra.code_digest import ROOT
-from infra.home import Home
 from infra.machine.spark import stop_spark
-from infra.step import Artifact, Step
-from infra.storage.local_store import LocalStore
-from infra.storage.store import step_key
 from tasks.data.extraction.extract_documents import extract_documents
 from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import list_sources
+from tests.support.data_inputs import compute
 
 NUM_FILES = 4
 WORKERS = 2
@@ -141,25 +138,7 @@ def _ours(directory: Path) -> tuple[float, int]:
     with tempfile.TemporaryDirectory() as root:
         sources = list_sources(directory)
         started = time.monotonic()
-        records = _compute(ingest_documents, Path(root), sources=sources, recipe=ingest, resources=RESOURCES)
+        records = compute(ingest_documents, Path(root), sources=sources, recipe=ingest, resources=RESOURCES)
         bounds = RECIPE.extract.model_copy(update={"max_document_chars": 1_000_000})
-        extracted = _compute(extract_documents, Path(root), records=records, recipe=bounds, resources=RESOURCES)
+        extracted = compute(extract_documents, Path(root), records=records, recipe=bounds, resources=RESOURCES)
         return time.monotonic() - started, extracted.record.num_documents
-
-
-def _compute(step: Step[Any], root: Path, **arguments: Any) -> Artifact[Any]:
-    home = Home(root)
-    store = LocalStore(home.store_dir, home)
-    inputs = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
-    identity = step.identity(arguments["recipe"], inputs)
-    key = step_key(identity)
-    with store.locked(key):
-        return store.compute(
-            step,
-            key,
-            identity,
-            lambda output: step(**arguments, output=output),
-            lambda progress: None,
-            lambda *_: None,
-            time.monotonic,
-        )

@@ -22,14 +22,14 @@ from benchmarks.results import WRITE_FLAG, report
 from configs.load import load_scale
 from configs.schema import PhaseSection, Scale
 from infra.home import Home
-from infra.step import Artifact, Step
+from infra.step import Artifact
 from infra.storage.local_store import LocalStore
-from infra.storage.store import Store, step_key
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.problems.synthesize_problems import synthesize_problems
 from tasks.data.sources.list_sources import list_sources
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import train_phase
+from tests.support.training_inputs import compute
 
 RECIPE = "recipes/tiny_mid_domain"
 BASE_DOMAIN = "web"
@@ -54,23 +54,6 @@ def read_scale(num_steps: int | None) -> Scale:
         num_tokens = num_steps * scale.course_of(phase).peak_batch_tokens
         phases.append(phase.model_copy(update={"recipe": phase.recipe.model_copy(update={"num_tokens": num_tokens})}))
     return scale.model_copy(update={"phases": tuple(phases)})
-
-
-def compute(store: Store, step: Step, **arguments: Any) -> Artifact:
-    """Run a step and commit it, or find it done."""
-    inputs = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
-    identity = step.identity(arguments.get("recipe"), inputs)
-    key = step_key(identity)
-    with store.locked(key):
-        return store.find(step, key) or store.compute(
-            step,
-            key,
-            identity,
-            lambda output: step(**arguments, output=output),
-            lambda progress: None,
-            lambda *_: None,
-            time.monotonic,
-        )
 
 
 def measure(root: Path, scale: Scale, data_dir: Path | None, replay: float) -> dict[str, dict[str, dict[str, float]]]:

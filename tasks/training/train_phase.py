@@ -89,10 +89,7 @@ def train_phase(
     same call continues from the latest checkpoint."""
     refuse_impossible_training(recipe, resources)
     refuse_missing_tracker(resources)
-    num_long_prompts = 0
-    if prompts is not None:
-        opened = tokenizer_for_text(str(tokenizer.path("tokenizer.json")))
-        num_long_prompts = PromptOrder(prompts.path("prompts.parquet"), opened, recipe).num_too_long
+    num_long_prompts = 0 if prompts is None else _count_long_prompts(prompts, tokenizer, recipe)
     if pairs is not None:
         refuse_too_few_pairs(recipe, pairs.record.num_training)
     if recipe.adapter.kind != "none" and start is None:
@@ -126,6 +123,14 @@ def train_phase(
     reads_chats = recipe.objective.kind in ("sft", "rejection_sampling")
     is_chat_trained = reads_chats or (start is not None and start.record.is_chat_trained)
     return collect(job, tokenizer, is_chat_trained, num_long_prompts, output)
+
+
+def _count_long_prompts(
+    prompts: Artifact[DecontaminatedDocuments], tokenizer: Artifact[TrainedTokenizer], recipe: TrainingRecipe
+) -> int:
+    """Prompts that leave no room for an answer and are therefore never asked; ValueError if none is left."""
+    opened = tokenizer_for_text(str(tokenizer.path("tokenizer.json")))
+    return PromptOrder(prompts.path("prompts.parquet"), opened, recipe).num_too_long
 
 
 def describe_job(

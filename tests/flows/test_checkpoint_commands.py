@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 from safetensors.torch import load_file
 
-from infra.jobs.launchers import JobLostError
 from model.formats.hf_checkpoint import load_model
 from tests.support.pipeline import glm46
 from tests.support.training_inputs import TrainingInputs, small_recipe
 from tests.training.test_adapters import WEIGHTS, adapter_recipe
-from tests.training.test_phase import SAVE_EVERY_STEP, signal_after_saves
+from tests.training.test_phase import SAVE_EVERY_STEP, train_until_killed
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +18,7 @@ def phases(tmp_path_factory):
     inputs = TrainingInputs(tmp_path_factory.mktemp("checkpoints") / "home")
     base = inputs.train(inputs.arguments(small_recipe(model=WEIGHTS)))
     arguments = inputs.chat_arguments(adapter_recipe(), SAVE_EVERY_STEP, start=base)
-    killed = signal_after_saves(inputs.work_dir(arguments), signal.SIGKILL, lambda job: job.pid)
-    with killed, pytest.raises(JobLostError):
-        inputs.train(arguments)
+    train_until_killed(inputs, arguments)
     return inputs.home.root, base, inputs.work_dir(arguments)
 
 

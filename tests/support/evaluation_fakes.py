@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 from configs.load import load_scale
 from configs.schema import EvaluationRecipe
 from infra.step import Artifact, Output, Record, Step, step
-from infra.storage.store import Store, step_key
+from infra.storage.store import Store
 from model.text.chat_template import CHAT_TEMPLATE, encode, render_to_train
 from model.text.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS, added_tokens
 from tasks.data.sources.list_sources import SourceFile, SourceListing
@@ -200,19 +199,14 @@ def train_tokenizer(*, output: Output) -> ToyTable:
 def commit(store: Store, toy: Step, name: str = "", **given) -> Artifact:
     """The wrapper's contract without Prefect; `name` distinguishes toy steps that write different things."""
     inputs = {key: value for key, value in given.items() if key not in ("recipe", "resources")}
-    identity = {**toy.identity(given.get("recipe"), inputs), "name": name}
-    key = step_key(identity)
-    with store.locked(key):
-        artifact = store.find(toy, key)
-        return artifact or store.compute(
-            toy,
-            key,
-            identity,
-            lambda output: toy(**given, output=output),
-            lambda p: None,
-            lambda rows: None,
-            time.monotonic,
-        )
+    artifact, _ = store.find_or_compute(
+        toy,
+        {**toy.identity(given.get("recipe"), inputs), "name": name},
+        lambda output: toy(**given, output=output),
+        lambda progress: None,
+        lambda message: None,
+    )
+    return artifact
 
 
 def checkpoint(store: Store, name: str) -> Artifact[ToyCheckpoint]:

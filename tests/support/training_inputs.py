@@ -4,7 +4,6 @@ committed artifacts."""
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -223,18 +222,15 @@ def compute(
 ) -> Artifact:
     """Run a step and commit it, as flows/running/run_step.py does."""
     digested = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
-    identity = step.identity(arguments.get("recipe"), digested)
-    key = step_key(identity)
-    with store.locked(key):
-        return store.find(step, key) or store.compute(
-            step,
-            key,
-            identity,
-            lambda output: step(**arguments, output=output),
-            report,
-            lambda rows: [log_metrics(*row) for row in rows],
-            time.monotonic,
-        )
+    artifact, _ = store.find_or_compute(
+        step,
+        step.identity(arguments.get("recipe"), digested),
+        lambda output: step(**arguments, output=output),
+        report,
+        lambda message: None,
+        lambda rows: [log_metrics(*row) for row in rows],
+    )
+    return artifact
 
 
 class TrainingInputs:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from configs.schema import AdapterRecipe
-from infra.jobs.launchers import JobLostError
 from model.architecture.adapters import add_adapters
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
@@ -26,7 +24,7 @@ from tests.support.parallel_steps import resources_of
 from tests.support.rank_processes import on_ranks
 from tests.support.training_inputs import RESOURCES, ROWS_PER_STEP, TrainingInputs, metrics_of, small_recipe
 from tests.training.test_objectives import course, sft_recipe
-from tests.training.test_phase import SAVE_EVERY_STEP, signal_after_saves
+from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 from tests.training.test_zero import ADAM_EPS, MODEL, NUM_STEPS, far_apart, state_of, train
 
 WEIGHTS = with_every_expert(GLM46).model_dump()
@@ -154,11 +152,7 @@ def test_an_interrupted_adapter_ends_in_the_digest_of_an_uninterrupted_one(base,
     start = other.train(other.arguments(small_recipe(model=WEIGHTS)))
     assert start.digest == base.digest
     arguments = other.chat_arguments(adapter_recipe(), SAVE_EVERY_STEP, start=start)
-    work_dir = other.work_dir(arguments)
-    killed = signal_after_saves(work_dir, signal.SIGKILL, lambda job: job.pid)
-    with killed, pytest.raises(JobLostError):
-        other.train(arguments)
-    assert other.train(arguments).digest == tuned.digest
+    assert train_through_a_kill(other, arguments).digest == tuned.digest
 
 
 def test_the_next_phase_starts_from_the_merged_weights(inputs, tuned):

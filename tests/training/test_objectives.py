@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from infra.jobs.launchers import JobFailedError, JobLostError
+from infra.jobs.launchers import JobFailedError
 from model.formats.hf_checkpoint import read_config
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
@@ -26,7 +25,7 @@ from tests.support.training_inputs import (
     metrics_of,
     small_recipe,
 )
-from tests.training.test_phase import SAVE_EVERY_STEP, signal_after_saves
+from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 
 GRPO = {
     "kind": "grpo",
@@ -220,13 +219,8 @@ def test_a_killed_phase_continues_to_the_same_result(kind, inputs, tuned, reinfo
         expected, arguments = tuned, other.chat_arguments(sft_recipe(), SAVE_EVERY_STEP)
     else:
         expected, arguments = reinforced[0], other.prompt_arguments(rl_recipe(), ANSWERS, SAVE_EVERY_STEP, start=tuned)
-    with (
-        signal_after_saves(other.work_dir(arguments), signal.SIGKILL, lambda job: job.pid) as kills,
-        pytest.raises(JobLostError),
-    ):
-        other.train(arguments)
-    resumed = other.train(arguments)
-    assert kills and "== start 2" in resumed.path("logs/rank-0.log").read_text()
+    resumed = train_through_a_kill(other, arguments)
+    assert "== start 2" in resumed.path("logs/rank-0.log").read_text()
     assert resumed.digest == expected.digest
     for name in ("metrics.jsonl", "rollouts.jsonl") if kind == "grpo" else ("metrics.jsonl",):
         assert metrics_of(resumed.path(name)) == metrics_of(expected.path(name))
@@ -243,12 +237,7 @@ def test_gspo_takes_several_updates_per_rollout_and_continues_after_a_kill(input
     assert any(line["clip_fraction"] > 0 for line in logged.values()), "the second update's ratios have moved"
     other = TrainingInputs(tmp_path / "home")
     arguments = other.prompt_arguments(recipe, ANSWERS, SAVE_EVERY_STEP, start=tuned)
-    with (
-        signal_after_saves(other.work_dir(arguments), signal.SIGKILL, lambda job: job.pid) as kills,
-        pytest.raises(JobLostError),
-    ):
-        other.train(arguments)
-    assert other.train(arguments).digest == artifact.digest and kills
+    assert train_through_a_kill(other, arguments).digest == artifact.digest
 
 
 def test_answers_sampled_two_at_a_time_are_those_of_one_batch(tuned, reinforced, tmp_path):

@@ -113,6 +113,20 @@ def signal_after_saves(work_dir: Path, number: int, *victims: Callable[[JobFile]
     thread.join()
 
 
+def train_until_killed(inputs: TrainingInputs, arguments: dict) -> None:
+    """Start a phase and kill its rank after the first save; the next call continues it."""
+    killed = signal_after_saves(inputs.work_dir(arguments), signal.SIGKILL, lambda job: job.pid)
+    with killed as kills, pytest.raises(JobLostError):
+        inputs.train(arguments)
+    assert kills
+
+
+def train_through_a_kill(inputs: TrainingInputs, arguments: dict) -> Artifact[TrainedCheckpoint]:
+    """The phase after its rank was killed after the first save."""
+    train_until_killed(inputs, arguments)
+    return inputs.train(arguments)
+
+
 @pytest.fixture(scope="module")
 def prefect_server():
     from prefect.testing.utilities import prefect_test_harness

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from collections import Counter
 
 import pyarrow as pa
@@ -13,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.schema import MixtureWaypoint, PolicyObjective, RewardRecipe
-from infra.jobs.launchers import JobLostError
 from infra.step import Output, step
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.prompts.verifiers import WrittenAnswer
@@ -21,7 +19,7 @@ from tasks.training.policy.prompt_order import Prompt, PromptOrder, domains_of_g
 from tasks.training.policy.rewards import is_in_form, overlong_punishment, reward_answers, reward_metrics
 from tests.support.training_inputs import SEQUENCE_LENGTH, ToyPrompts, TrainingInputs, compute, metrics_of
 from tests.training.test_objectives import GRPO, rl_recipe, sft_recipe
-from tests.training.test_phase import SAVE_EVERY_STEP, signal_after_saves
+from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 
 MIXED = [{"at_share": share, "mixture": {"synthetic": 1.0, "math": 1.0, "code": 1.0}} for share in (0.0, 1.0)]
 KINDS = (("synthetic", "exact", "{}"), ("math", "math", "{}"), ("code", "code_with_tests", "assert f() == {}"))
@@ -215,12 +213,7 @@ def test_a_phase_on_prompts_of_several_kinds_is_rewarded_by_kind_and_resumes_to_
 
     other = TrainingInputs(tmp_path / "home")
     resumed_arguments = arguments(other, resources=SAVE_EVERY_STEP)
-    with (
-        signal_after_saves(other.work_dir(resumed_arguments), signal.SIGKILL, lambda job: job.pid) as kills,
-        pytest.raises(JobLostError),
-    ):
-        other.train(resumed_arguments)
-    resumed = other.train(resumed_arguments)
-    assert kills and resumed.digest == artifact.digest
+    resumed = train_through_a_kill(other, resumed_arguments)
+    assert resumed.digest == artifact.digest
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         assert metrics_of(resumed.path(name)) == metrics_of(artifact.path(name))

@@ -6,19 +6,19 @@ answers to one question may both be worth learning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tasks.data.deduplication.connected_components import connected_components
 from tasks.data.deduplication.duplicate_candidates import EDGES
 from tasks.data.deduplication.near_duplicates import near_duplicates, signing_of
-from tasks.data.records.document_files import write_documents
+from tasks.data.records.document_files import Counts, write_documents
 from tasks.data.records.parcels import PARCEL_COLUMNS, id_numbers, parcels
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from configs.schema import DeduplicationRecipe, SparkResources
     from infra.step import Output
@@ -52,6 +52,29 @@ def chat_clusters(
         near.release()
     finally:
         output.remove(name)
+
+
+def write_split(
+    rows: DataFrame,
+    columns: Sequence[str],
+    side: Column,
+    num_bytes: int,
+    recipe: DeduplicationRecipe,
+    resources: SparkResources,
+    output: Output,
+    name: str,
+) -> Counts:
+    """Write `columns` of conversations below `name`, by collection and part of the split; a cluster is in one part.
+    `side` names it from the origin and source of the cluster's first row."""
+    from pyspark.sql import functions as F
+
+    compared = rows.select("id", "origin", "messages")
+    with chat_clusters(compared, num_bytes, recipe, resources, output, "compared") as clusters:
+        heads = rows.select(F.col("id").alias("cluster"), "origin", "source")
+        sides = clusters.join(heads, "cluster").select("id", side.alias("split"))
+        split = rows.join(sides, "id").select(*columns, "split")
+        _, counts = write_documents(split, output, name, num_bytes, "collection", "split")
+    return counts
 
 
 def origin_edges(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

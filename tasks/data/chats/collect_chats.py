@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.chats.chat_clusters import chat_clusters
+from tasks.data.chats.chat_clusters import write_split
 from tasks.data.chats.chat_records import KEPT, ROW_COLUMNS, Judging, judge_chats, read_chats
 from tasks.data.chats.collected_rows import choose_unique, hash_of, refuse_malformed, stream_totals, write_left_out
 from tasks.data.decontamination.protected_items import protected_items
 from tasks.data.privacy.mask_personal_data import count_masked
 from tasks.data.privacy.personal_data import KINDS
-from tasks.data.records.document_files import counts_by, read_documents, write_documents, write_table
+from tasks.data.records.document_files import counts_by, read_documents, write_table
 from tasks.data.records.documents import CHAT_COLUMNS, NUM_HASHES, TRAIN, VALIDATION, names_of
 from tasks.data.sources.source_frame import source_frame
 
@@ -121,18 +121,8 @@ def _write_streams(
     chosen = choose_unique(rows, recipe.chats.max_per_collection, origin)
     unique = chosen.rows
     num_bytes = totals.get(KEPT, (0, 0))[1]
-    compared = unique.select("id", "origin", "messages")
-    with chat_clusters(compared, num_bytes, recipe.deduplicate, resources, output, "compared") as clusters:
-        heads = unique.select(F.col("id").alias("cluster"), "origin")
-        sides = clusters.join(heads, "cluster").select("id", _side(recipe.chats).alias("split"))
-        _, counts = write_documents(
-            unique.join(sides, "id").select(*names_of(CHAT_COLUMNS), "split"),
-            output,
-            "chats",
-            num_bytes,
-            "collection",
-            "split",
-        )
+    columns, side = names_of(CHAT_COLUMNS), _side(recipe.chats)
+    counts = write_split(unique, columns, side, num_bytes, recipe.deduplicate, resources, output, "chats")
     masked = unique.where(F.greatest(*KINDS) > 0).select("id", *KINDS)
     write_table(masked, output, "masked.parquet")
     num_masked, by_kind = count_masked(masked)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.chats.chat_clusters import chat_clusters
+from tasks.data.chats.chat_clusters import write_split
 from tasks.data.chats.chat_records import KEPT, Judging
 from tasks.data.chats.collected_rows import choose_unique, hash_of, refuse_malformed, stream_totals, write_left_out
 from tasks.data.decontamination.protected_items import protected_items
 from tasks.data.preferences.pair_records import PAIR_ROW_COLUMNS, make_pairs, read_pairs
 from tasks.data.problems.synthesize_problems import PROMPT_SOURCE
-from tasks.data.records.document_files import counts_by, read_documents, write_documents
+from tasks.data.records.document_files import counts_by, read_documents
 from tasks.data.records.documents import NUM_HASHES, PAIR_COLUMNS, TEST, TRAIN, VALIDATION, names_of
 from tasks.data.sources.source_frame import source_frame
 
@@ -114,24 +114,13 @@ def _problems(synthetic: Artifact[SynthesizedProblems], resources: SparkResource
 def _write_streams(
     rows: DataFrame, num_sources: int, recipe: PreferenceCollectionRecipe, resources: SparkResources, output: Output
 ) -> CollectedPreferences:
-    from pyspark.sql import functions as F
 
     totals = stream_totals(rows)
     chosen = choose_unique(rows, recipe.preferences.max_per_collection)
     unique = chosen.rows
     num_bytes = totals.get(KEPT, (0, 0))[1]
-    compared = unique.select("id", "origin", "messages")
-    with chat_clusters(compared, num_bytes, recipe.deduplicate, resources, output, "compared") as clusters:
-        heads = unique.select(F.col("id").alias("cluster"), "origin", "source")
-        sides = clusters.join(heads, "cluster").select("id", _side(recipe.preferences, num_sources).alias("split"))
-        _, counts = write_documents(
-            unique.join(sides, "id").select(*names_of(PAIR_COLUMNS), "split"),
-            output,
-            "pairs",
-            num_bytes,
-            "collection",
-            "split",
-        )
+    columns, side = names_of(PAIR_COLUMNS), _side(recipe.preferences, num_sources)
+    counts = write_split(unique, columns, side, num_bytes, recipe.deduplicate, resources, output, "pairs")
     output.report(Progress(num_sources, num_sources, "sources", "pairs written"))
     dropped, rejected = write_left_out(rows, chosen.left_out, output)
     unique.unpersist()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.jobs.launchers import JobLostError
 from model.formats.hf_checkpoint import load_model
 from model.text.tokenizer_layout import tokenizer_for_text
 from tests.configs.test_phase_graph import CRITIC
 from tests.support.training_inputs import TrainingInputs, metrics_of
 from tests.training.preference.test_pair_phases import pair_arguments, pair_recipe
 from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe, sft_recipe
-from tests.training.test_phase import SAVE_EVERY_STEP, signal_after_saves
+from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 
 PPO = {**GRPO, **CRITIC, "kind": "ppo", "updates_per_rollout": 2}
 NUM_STEPS = 32
@@ -44,18 +42,6 @@ def ppo_recipe(num_steps: int, **objective):
     return rl_recipe(num_steps, objective=PPO | objective, max_epochs=10.0 * num_steps)
 
 
-def interrupted(other: TrainingInputs, arguments: dict):
-    """The phase after its first save was followed by a kill."""
-    with (
-        signal_after_saves(other.work_dir(arguments), signal.SIGKILL, lambda job: job.pid) as kills,
-        pytest.raises(JobLostError),
-    ):
-        other.train(arguments)
-    resumed = other.train(arguments)
-    assert kills and "== start 2" in resumed.path("logs/rank-0.log").read_text()
-    return resumed
-
-
 def test_ppo_raises_the_reward_and_measures_policy_and_critic(inputs, tuned):
     """The start answers 0 as often as 1; every prompt wants 0."""
     artifact = inputs.train(
@@ -77,7 +63,7 @@ def test_a_killed_ppo_phase_continues_to_the_same_policy_and_critic(inputs, tune
     recipe = ppo_recipe(4)
     expected = inputs.train(inputs.prompt_arguments(recipe, ANSWERS, start=tuned))
     other = TrainingInputs(tmp_path / "home")
-    resumed = interrupted(other, other.prompt_arguments(recipe, ANSWERS, SAVE_EVERY_STEP, start=tuned))
+    resumed = train_through_a_kill(other, other.prompt_arguments(recipe, ANSWERS, SAVE_EVERY_STEP, start=tuned))
     assert resumed.digest == expected.digest
     assert "handover/critic-momentum-00001.safetensors" in {*expected.manifest.content}
     assert metrics_of(resumed.path("metrics.jsonl")) == metrics_of(expected.path("metrics.jsonl"))
@@ -106,7 +92,7 @@ def test_a_reward_model_scores_the_answers_and_its_digest_is_in_the_key(inputs, 
     assert all(line["reward_mean"] == pytest.approx(0.5 * line["reward_score"], abs=1e-5) for line in lines)
     other = TrainingInputs(tmp_path / "home")
     given = other.prompt_arguments(recipe, ANSWERS, SAVE_EVERY_STEP, start=tuned) | {"reward_model": judge}
-    assert interrupted(other, given).digest == artifact.digest
+    assert train_through_a_kill(other, given).digest == artifact.digest
 
 
 def tokenizer_ids(tokenizer, text: str) -> list[int]:

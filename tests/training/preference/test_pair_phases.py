@@ -4,7 +4,6 @@ ranks, and are judged by held-out pairs."""
 from __future__ import annotations
 
 import json
-import signal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +13,6 @@ from safetensors.torch import load_file
 
 from configs.load import load_scale
 from configs.schema import PairEvaluationRecipe, PairPackingRecipe, Waypoint
-from infra.jobs.launchers import JobLostError
 from infra.step import Output, Record, step
 from model.formats.hf_checkpoint import tensor_names
 from tasks.data.packing.pack_pairs import pack_pairs
@@ -25,7 +23,7 @@ from tasks.training.loop.pair_data import PairOrder
 from tasks.training.plan.launch_rules import refuse_impossible_training
 from tests.support.training_inputs import RESOURCES, SEQUENCE_LENGTH, TrainingInputs, compute, metrics_of, small_recipe
 from tests.training.test_objectives import course, sft_recipe
-from tests.training.test_phase import SAVE_EVERY_STEP, signal_after_saves
+from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 
 NUM_STEPS, ROWS = 12, 8
 EVALUATION = load_scale("micro").evaluation
@@ -156,13 +154,8 @@ def test_a_killed_phase_continues_to_the_same_result(tuned, trained, tmp_path):
     kind, _, expected = trained
     other = TrainingInputs(tmp_path / "home")
     arguments = pair_arguments(other, pair_recipe(kind), tuned, SAVE_EVERY_STEP)
-    with (
-        signal_after_saves(other.work_dir(arguments), signal.SIGKILL, lambda job: job.pid) as kills,
-        pytest.raises(JobLostError),
-    ):
-        other.train(arguments)
-    resumed = other.train(arguments)
-    assert kills and resumed.digest == expected.digest
+    resumed = train_through_a_kill(other, arguments)
+    assert resumed.digest == expected.digest
     assert metrics_of(resumed.path("metrics.jsonl")) == metrics_of(expected.path("metrics.jsonl"))
 
 
