@@ -25,8 +25,12 @@ def up(
     """
     with usage_errors():
         from infra.home import open_home
+        from infra.storage.open_store import open_store
 
         home = open_home()
+        if store is not None and not monitoring:
+            raise ValueError("--store is for the exporter of --monitoring: add that, or name the store to each run")
+        open_store(store, home)
     with failures(home):
         from flows.cli.deployment import bring_up
         from infra.servers.server_password import environment_path, password_path
