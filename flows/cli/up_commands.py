@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -69,4 +70,5 @@ def exporter(
         opened = open_store(store, home)
         take_port(port)
     print(f"http://{HOST}:{port}/metrics", flush=True)
-    serve(home, opened, port)
+    with suppress(KeyboardInterrupt):
+        serve(home, opened, port)

@@ -19,17 +19,19 @@ from infra.home import Home, open_home
 from infra.monitoring.dashboards import expressions
 from infra.monitoring.services import read_services, stop_services
 from infra.monitoring.stack import bring_up_monitoring
+from infra.step import Artifact, Output
 from infra.storage.open_store import open_store
 from infra.storage.rerun_reason import explain_and_remember
 from tasks.evaluation.decide_gate import GateDecision
 from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.monitoring.exporter import NCCL_TESTS_DIR, HomeCollector
-from tasks.training.state.job import METRICS_FILE
+from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import train_phase
 from tests.support.evaluation_fakes import commit
 from tests.support.reported_data import RECORDS, toy
-from tests.support.training_inputs import RESOURCES, TrainingInputs
-from tests.training.test_objectives import GRPO, rl_recipe
+from tests.support.training_inputs import TrainingInputs
+from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe, sft_recipe
 
 NCCL_OUTPUT = """# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20
 #       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
@@ -85,9 +87,15 @@ def commit_stages(inputs: TrainingInputs) -> None:
     }
     for stage, (step, versions) in records.items():
         for number, record in enumerate(versions):
-            leaves = toy(step, record, lambda output: output.path("written").write_text("text"))
+            leaves = toy(step, record, write_slowly)
             artifact = commit(inputs.store, leaves, f"{stage} {number}")
             explain_and_remember(inputs.home, "toy", stage, artifact.manifest.identity)
+
+
+def write_slowly(output: Output) -> None:
+    """For milliseconds, the unit in which seconds of stages are kept."""
+    time.sleep(0.01)
+    output.path("written").write_text("text")
 
 
 def evaluation(bits_per_byte: float) -> Evaluation:
@@ -100,15 +108,22 @@ def evaluation(bits_per_byte: float) -> Evaluation:
 
 
 def train(watched: Watched) -> None:
-    """A policy phase that saves after each second step, looked at whenever it reports."""
-    objective = GRPO | {"max_constant_steps": 2 * NUM_STEPS}
-    validation = ValidationRecipe(interval_tokens=64, num_tokens=100, keep="last").model_dump()
-    recipe = rl_recipe(NUM_STEPS, objective=objective, validation=validation)
+    """A phase on conversations, and a policy phase after it, looked at whenever they report."""
     inputs = watched.inputs
-    arguments = inputs.prompt_arguments(recipe, ("0",) * 8, RESOURCES) | {"validation": inputs.shards}
+    validation = ValidationRecipe(interval_tokens=512, num_tokens=100, keep="last").model_dump()
+    tuned = train_watched(watched, inputs.chat_arguments(sft_recipe(validation=validation)))
+    objective = GRPO | {"max_constant_steps": 2 * NUM_STEPS}
+    train_watched(watched, inputs.prompt_arguments(rl_recipe(NUM_STEPS, objective=objective), ANSWERS, start=tuned))
+
+
+def train_watched(watched: Watched, arguments: dict) -> Artifact[TrainedCheckpoint]:
+    """It saves after each second step."""
+    inputs, recipe = watched.inputs, arguments["recipe"]
+    if recipe.validation.interval_tokens:
+        arguments = arguments | {"validation": inputs.shards}
     digested = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
-    explain_and_remember(inputs.home, "toy", "train rl_reasoning", train_phase.identity(recipe, digested))
-    inputs.train(arguments, report=lambda progress: watched.seen.append(watched.look()))
+    explain_and_remember(inputs.home, "toy", f"train {recipe.phase}", train_phase.identity(recipe, digested))
+    return inputs.train(arguments, report=lambda progress: watched.seen.append(watched.look()))
 
 
 @pytest.fixture(scope="module")
@@ -135,29 +150,29 @@ def watched(tmp_path_factory):
 
 def test_what_was_seen_while_it_trained_is_what_the_committed_phase_shows(watched):
     running = [seen for seen in watched.seen if 1.0 in seen.get("training_running", {}).values()]
-    steps = [value for seen in running for value in seen.get("training_steps_total", {}).values()]
+    shown = watched.look()
+    (key,) = [labels for labels in shown["training_loss"] if labels[1] == "rl_reasoning"]
+    steps = [seen["training_steps_total"][key] for seen in running if key in seen.get("training_steps_total", {})]
     assert steps and steps == sorted(steps) and max(steps) <= NUM_STEPS
     ((labels, state),) = running[-1]["job_state"].items()
-    assert labels[:2] == ("toy", "train-rl_reasoning") and labels[3] == "running" and state == 1
-    saved = [value for seen in running for value in seen["training_checkpoint_step"].values()]
+    assert labels == ("toy", "train-rl_reasoning", key[2], "running") and state == 1
+    saved = [seen["training_checkpoint_step"][key] for seen in running if key in seen["training_checkpoint_step"]]
     assert saved[0] == 0 and set(saved) <= {0, 2, 4}
 
-    shown = watched.look()
-    (key,) = shown["training_loss"]
-    assert key[:2] == ("toy", "rl_reasoning") and shown["training_running"] == {key: 0.0}
-    assert "job_state" not in shown and shown["training_steps_total"] == {key: NUM_STEPS}
+    assert set(shown["training_running"].values()) == {0.0} and "job_state" not in shown
+    assert shown["training_steps_total"][key] == NUM_STEPS
     lines = [json.loads(line) for line in artifact_lines(watched)]
     assert shown["training_loss"][key] == lines[-1]["loss"]
     assert shown["training_data_wait_seconds_total"][key] == pytest.approx(sum(x["data_wait_seconds"] for x in lines))
     sampled = lines[-1]["answer_tokens"] * 16 / lines[-1]["rollout_seconds"]
     assert shown["training_rollout_tokens_per_second"][key] == pytest.approx(sampled)
-    balance = {labels[3]: value for labels, value in shown["expert_balance_cv"].items()}
+    balance = {labels[3]: value for labels, value in shown["expert_balance_cv"].items() if labels[:3] == key}
     assert balance == {name[10:]: value for name, value in lines[-1].items() if name.startswith("expert_cv_")}
 
 
 def artifact_lines(watched: Watched) -> list[str]:
-    (path,) = watched.home.store_dir.glob(f"objects/*/*/{METRICS_FILE}")
-    return path.read_text().splitlines()
+    (path,) = watched.home.store_dir.glob(f"objects/*/*/{ROLLOUTS_FILE}")
+    return path.with_name(METRICS_FILE).read_text().splitlines()
 
 
 def test_stages_show_their_rows_verdicts_and_the_evaluation_before(watched):
