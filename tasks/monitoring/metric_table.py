@@ -37,7 +37,9 @@ METRICS = {
     "training_gradient_norm": Described("gauge", PHASE, "norm of the whole gradient before clipping"),
     "training_mfu": Described("gauge", PHASE, "share of the ranks' stated peak FLOP/s"),
     "training_memory_bytes": Described("gauge", PHASE, "peak memory of rank 0: the GPU's, else resident"),
-    "training_data_wait_seconds_total": Described("counter", PHASE, "seconds in which rank 0 waited for data, or sampled it"),
+    "training_data_wait_seconds_total": Described(
+        "counter", PHASE, "seconds in which rank 0 waited for data or sampled it"
+    ),
     "training_optimizer_seconds_total": Described("counter", PHASE, "seconds in the optimizer's update"),
     "training_pause_seconds_total": Described("counter", PHASE, "seconds in measurements and checkpoints"),
     "training_skipped_steps_total": Described("counter", PHASE, "steps that were passed over after spikes"),

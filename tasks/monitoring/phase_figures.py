@@ -10,11 +10,11 @@ from typing import Any
 from configs.files import s3_objects
 from configs.files.stored_files import StoredFile
 from infra.home import Home
-from infra.jobs.launchers import SUBMISSION_FILE, JobHandle, JobState, JobStatus, job_keys
-from infra.jobs.open_launcher import launcher_of
+from infra.jobs.launchers import SUBMISSION_FILE, JobState, job_keys
 from infra.jobs.supervisor import read_command, read_job_file
 from infra.step import Artifact, Manifest, Record
 from infra.storage.store import Store
+from tasks.monitoring.job_states import JobStates
 from tasks.monitoring.metric_table import Figures
 from tasks.monitoring.stage_figures import RUN_DIGITS
 from tasks.monitoring.stage_runs import StageRun
@@ -23,8 +23,6 @@ from tasks.training.state.checkpoints import LATEST, latest_step
 from tasks.training.state.job import JOB_FILE, METRICS_FILE
 from tasks.training.state.spikes import SPIKES_FILE
 
-LOOK_SECONDS = 30.0
-"""Between two questions of a scheduler about one job."""
 NOT_UNDERSTOOD = (ValueError, KeyError, TypeError, OSError)
 """What a damaged or half-written file raises."""
 
@@ -35,7 +33,7 @@ class JobFigures:
     def __init__(self, home: Home) -> None:
         self.home = home
         self._lines: dict[str, FollowedLines] = {}
-        self._states: dict[str, tuple[float, JobStatus]] = {}
+        self._states = JobStates(home)
 
     def add(self, figures: Figures, known: dict[str, StageRun]) -> set[str]:
         """Samples of each job; `known` are the stages by key. A job whose files are damaged is reported. Returns the
@@ -45,10 +43,9 @@ class JobFigures:
             work_dir = self.home.work_dir(key)
             try:
                 self._add_job(figures, key, work_dir, known.get(key))
-            except FileNotFoundError:
-                continue  # committed at this moment, its directory removed
             except NOT_UNDERSTOOD:
-                figures.unreadable(work_dir)
+                if work_dir.exists():  # else committed at this moment
+                    figures.unreadable(work_dir)
         for ended in self._lines.keys() - keys:
             del self._lines[ended]
         return keys
@@ -56,20 +53,13 @@ class JobFigures:
     def _add_job(self, figures: Figures, key: str, work_dir: Path, run: StageRun | None) -> None:
         stage = read_command(work_dir).name.replace(" ", "-") if run is None else run.stage
         labels = (run.scale if run else "", stage, key[:RUN_DIGITS])
-        state = self._status(key, work_dir).state
+        state, is_known = self._states.look(key, work_dir)
+        if not is_known:
+            figures.unreadable(work_dir / SUBMISSION_FILE)
         figures.add("job_state", 1.0, *labels, state)
         figures.add("job_queue_seconds", _queue_seconds(work_dir, state), *labels)
         if (work_dir / JOB_FILE).exists():
             self._add_phase(figures, key, work_dir, labels[0], state)
-
-    def _status(self, key: str, work_dir: Path) -> JobStatus:
-        if not (work_dir / SUBMISSION_FILE).exists():
-            return launcher_of(key, self.home.work_root).poll(JobHandle(key))
-        asked, status = self._states.get(key, (-LOOK_SECONDS, None))
-        if status is None or time.monotonic() - asked >= LOOK_SECONDS:
-            status = launcher_of(key, self.home.work_root).poll(JobHandle(key))
-            self._states[key] = (time.monotonic(), status)
-        return status
 
     def _add_phase(self, figures: Figures, key: str, work_dir: Path, scale: str, state: JobState) -> None:
         job: dict[str, Any] = json.loads((work_dir / JOB_FILE).read_text())

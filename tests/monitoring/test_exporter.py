@@ -16,6 +16,7 @@ import pytest
 from configs.schema import ValidationRecipe
 from infra.child_process import free_port
 from infra.home import Home, open_home
+from infra.jobs.launchers import SUBMISSION_FILE
 from infra.monitoring.dashboards import expressions
 from infra.monitoring.services import read_services, stop_services
 from infra.monitoring.stack import bring_up_monitoring
@@ -199,6 +200,38 @@ def test_nccl_figures_are_those_of_a_saved_test_and_absent_without(watched):
     shutil.rmtree(directory)
 
 
+def write_job(work_dir: Path, others: dict[str, str]) -> None:
+    """A phase that logged one step and whose supervisor was killed; `others` replace files, or are more lines."""
+    recipe = {"phase": "sft", "sequence_length": 16, "course_start_tokens": 0, "num_tokens": 128}
+    command = {"module": "m", "arguments": [], "num_ranks": 1, "num_nodes": 1, "environment": {}, "name": "train sft"}
+    files = {
+        "job.json": json.dumps({"pid": 1, "started_at": 0.0, "fencing": 1, "master_port": 1}),
+        "command.json": json.dumps(command),
+        "training.json": json.dumps({"recipe": recipe, "resources": {"save_interval_steps": 2}}),
+    }
+    work_dir.mkdir(parents=True)
+    for name, text in {**files, **others}.items():
+        (work_dir / name).write_text(text)
+    first_line = json.dumps({"step": 1, "tokens": 64, "loss": 2.0}) + "\n"
+    (work_dir / METRICS_FILE).write_text(first_line + others.get(METRICS_FILE, ""))
+
+
+def test_where_a_scheduler_does_not_answer_the_files_say_what_runs(tmp_path, monkeypatch):
+    """No scrape waits for it, and the phase stays watched."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    home = Home(tmp_path / "home")
+    work_dir = home.work_dir("0" * 64)
+    write_job(work_dir, {SUBMISSION_FILE: json.dumps({"scheduler": "slurm", "job": "7"})})
+    collector = HomeCollector(home, open_store(None, home))
+    deadline = time.monotonic() + 20
+    while "exporter_unreadable_file" not in (shown := samples(collector)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert shown["job_state"] == {("", "train-sft", "0" * 12, "running"): 1.0}
+    assert list(shown["training_running"].values()) == [1.0] and list(shown["training_loss"].values()) == [2.0]
+    assert list(shown["exporter_unreadable_file"]) == [(str(work_dir / SUBMISSION_FILE),)]
+
+
 @pytest.mark.parametrize(
     ("damage", "reported"),
     [
@@ -212,22 +245,7 @@ def test_nccl_figures_are_those_of_a_saved_test_and_absent_without(watched):
 def test_a_damaged_file_is_reported_and_hides_nothing_else(watched, damage, reported):
     """The last one is half a line, which the ranks still write."""
     work_dir = watched.home.work_dir("0" * 64)
-    work_dir.mkdir()
-    recipe = {"phase": "sft", "sequence_length": 16, "course_start_tokens": 0, "num_tokens": 128}
-    line = {"step": 1, "tokens": 64, "loss": 2.0}
-    files = {
-        "job.json": json.dumps({"pid": 1, "started_at": 0.0, "fencing": 1, "master_port": 1}),
-        "command.json": json.dumps(
-            {"module": "m", "arguments": [], "num_ranks": 1, "num_nodes": 1, "environment": {}, "name": "train sft"}
-        ),
-        "training.json": json.dumps({"recipe": recipe, "resources": {"save_interval_steps": 2}}),
-        "metrics.jsonl": json.dumps(line) + "\n",
-    }
-    for name, text in files.items():
-        (work_dir / name).write_text(text + (damage[name] if name == "metrics.jsonl" and name in damage else ""))
-    for name, text in damage.items():
-        if name != "metrics.jsonl":
-            (work_dir / name).write_text(text)
+    write_job(work_dir, damage)
     try:
         shown = watched.look()
     finally:
