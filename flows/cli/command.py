@@ -1,5 +1,5 @@
-"""The command line `glm46`: run, plan, stage, chat, serve, eval, rollback, evidence, up, down, jobs, checkpoint, adopt,
-gc, doctor, lineage.
+"""The command line `glm46`: run, plan, stage, chat, serve, eval, rollback, evidence, up, down, exporter, jobs,
+checkpoint, adopt, gc, doctor, lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -23,6 +23,7 @@ from flows.cli.lineage_commands import lineage_app
 from flows.cli.options import ADDRESS, JSON, SCALE, STORE
 from flows.cli.registry_commands import evidence, rollback
 from flows.cli.store_commands import adopt, gc
+from flows.cli.up_commands import down, exporter, up
 
 if TYPE_CHECKING:
     from configs.schema import Scale
@@ -258,35 +259,9 @@ def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Sc
     return home, configuration, find_version(home, configuration, alias), open_store(store, home)
 
 
-@app.command()
-def up(
-    prefect_port: Annotated[int, typer.Option(min=1, max=65535, help="port of Prefect's server and UI")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="port of MLflow's server and UI")] = 5000,
-) -> None:
-    """Start Prefect and MLflow servers, deploy the flow and start a worker; all on loopback, until `glm46 down`."""
-    with usage_errors():
-        from infra.home import open_home
-
-        home = open_home()
-    with failures(home):
-        from flows.cli.deployment import bring_up
-        from infra.servers.server_password import environment_path, password_path
-
-        urls = bring_up(home, prefect_port, mlflow_port)
-        print(f"Prefect  {urls.prefect} (its UI asks for the line in {password_path(home)})\nMLflow   {urls.mlflow}\n")
-        print(f". {environment_path(home)} && prefect deployment run glm46/full-pipeline --param scale=tiny --watch")
-
-
-@app.command()
-def down() -> None:
-    """Stop what `glm46 up` started; databases and artifacts stay."""
-    with usage_errors():
-        from flows.cli.deployment import bring_down
-        from infra.home import open_home
-
-        print(f"{bring_down(open_home())} processes ended")
-
-
+app.command()(up)
+app.command()(down)
+app.command()(exporter)
 app.command("eval")(evaluate)
 app.command()(rollback)
 

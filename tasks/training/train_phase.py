@@ -30,7 +30,7 @@ from tasks.training.plan.launch_rules import refuse_impossible_training, refuse_
 from tasks.training.policy.prompt_order import PromptOrder
 from tasks.training.schedule.schedules import trains_mtp
 from tasks.training.state.checkpoints import latest_step
-from tasks.training.state.job import ROLLOUTS_FILE, WORLDS_FILE, TrainingJob
+from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE, WORLDS_FILE, TrainingJob
 from tasks.training.state.spikes import SPIKES_FILE
 from tasks.training.state.trained_checkpoint import (
     CHAT_TEMPLATE_FILE,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 FORWARD_SECONDS = 3.0
 """Seconds between two requests to the tracker."""
 EVIDENCE = (
-    *("metrics.jsonl", ROLLOUTS_FILE, SPIKES_FILE, WORLDS_FILE, "job.json", *SUBMITTED_FILES),
+    *(METRICS_FILE, ROLLOUTS_FILE, SPIKES_FILE, WORLDS_FILE, "job.json", *SUBMITTED_FILES),
     *("logs/*", "tensorboard/*", "wandb/*", "profile/*"),
 )
 
@@ -189,7 +189,7 @@ class MetricsTail:
     on disk."""
 
     def __init__(self, output: Output) -> None:
-        self.path = output.work_dir / "metrics.jsonl"
+        self.path = output.work_dir / METRICS_FILE
         self.cursor_path = output.work_dir / "metrics_cursor.json"
         self.log_metrics = output.log_metrics
         self.last_step: int = json.loads(self.cursor_path.read_text())["step"] if self.cursor_path.exists() else 0

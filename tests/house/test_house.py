@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 PACKAGES = ("configs", "data_contracts", "infra", "model", "tasks", "flows")
 ROOMS = """
 configs.files configs.schema configs data_contracts
-infra infra.servers infra.storage infra.machine infra.jobs infra.registry infra.serving
+infra infra.servers infra.monitoring infra.storage infra.machine infra.jobs infra.registry infra.serving
 model.text model.kernels model.architecture model.optimizer model.generation model.formats model
 tasks.data.records tasks.data.text tasks.data.readers tasks.data.sources tasks.data.extraction tasks.data.embedding
 tasks.data.scoring tasks.data.deduplication tasks.data.filtering tasks.data.privacy tasks.data.sandbox
@@ -27,7 +27,7 @@ tasks.data.problems tasks.data.seeds tasks.data.prompts tasks.data.decontaminati
 tasks.data.preferences tasks.data.repositories tasks.data.tokenizer tasks.data.shards tasks.data.packing tasks.data
 tasks.training.schedule tasks.training.plan tasks.training.parallel tasks.training.state tasks.training.policy
 tasks.training.loop tasks.training.watch tasks.training tasks.evaluation tasks tasks.release
-tasks.evaluation.benchmarks tasks.report tasks.lineage
+tasks.evaluation.benchmarks tasks.report tasks.lineage tasks.monitoring
 flows.running flows.show flows flows.cli
 """.split()  # noqa: SIM905
 """From low to high: a module imports from its own room and from those before it. Steps of the data are in the order of

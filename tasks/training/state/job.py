@@ -7,6 +7,8 @@ from configs.schema import Frozen, TrainingRecipe, TrainingResources
 
 JOB_FILE = "training.json"
 """The description, in the job's work directory."""
+METRICS_FILE = "metrics.jsonl"
+"""Figures of the logged steps."""
 ROLLOUTS_FILE = "rollouts.jsonl"
 """Sampled answers and rewards, for people: the first groups of each step."""
 

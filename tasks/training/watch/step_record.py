@@ -11,13 +11,11 @@ from tasks.training.loop.phase_data import StepData
 from tasks.training.loop.training_step import StepResult
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.schedule.schedules import StepPlan
-from tasks.training.state.job import ROLLOUTS_FILE, TrainingJob
+from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE, TrainingJob
 from tasks.training.state.measurements import Measurement
 from tasks.training.state.position import Position
 from tasks.training.watch.metrics import StepLog, peak_memory_bytes
 from tasks.training.watch.trackers import open_trackers
-
-METRICS_FILE = "metrics.jsonl"
 
 
 class StepRecord:
