@@ -1,4 +1,4 @@
-"""The commands of glm46 that take a model from disk or from the Hub: convert, generate, fetch."""
+"""The commands of glm46 that take a model from disk, the Hub or a server: convert, generate, fetch, profile."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def generate(
 ) -> None:
     """Answer a prompt by the engine of this project, token by token, without a server."""
     with usage_errors():
-        from flows.cli.generate_text import generate_text
+        from tasks.release.generate_text import generate_text
         from infra.home import open_home
 
         home = open_home()
@@ -94,6 +94,34 @@ def fetch(
     with failures(home, target.absolute().parent):
         copy_model(fetched, target)
         print(target)
+
+
+def profile(
+    target: Annotated[
+        str, typer.Argument(metavar="URL|ALIAS", help="a server with OpenAI's API, or a version, which is served here")
+    ],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="a new directory for profile.json and profile.html")],
+    concurrency: Annotated[
+        str, typer.Option(metavar="N,N,...", help="requests at a time, one measurement each")
+    ] = "1,2,4,8,16,32,64",
+    max_tokens: Annotated[int, typer.Option(min=2, help="tokens of each answer")] = 32,
+    scale: SCALE_OF_VERSION = "tiny",
+    model: Annotated[str, typer.Option(help="the model's name on a server that has several")] = "",
+    api_key_env: Annotated[str, typer.Option(help="the environment variable that holds the server's key")] = "",
+    store: STORE = None,
+    as_json: JSON = False,
+) -> None:
+    """Measure a server: time to first token, between tokens, throughput; of a version also memory and drafts."""
+    with usage_errors():
+        from flows.cli.profile_target import parse_levels, profile_target
+        from infra.home import open_home
+
+        home, levels = open_home(), parse_levels(concurrency)
+        if output.exists() or not output.absolute().parent.is_dir():
+            raise ValueError(f"--output {output} must be a new directory in one that exists")
+    with failures(home, output.absolute().parent):
+        measured = profile_target(target, home, scale, store, levels, max_tokens, model, api_key_env, output)
+        print(measured.model_dump_json() if as_json else measured.describe())
 
 
 def model_dir(source: str, home: Home, scale: str, store: str | None) -> Path:

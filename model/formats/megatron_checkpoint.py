@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +143,8 @@ def write_megatron(
     planner = _Planner(recipe, shapes, dtype_of, read)
     writer = dcp.FileSystemWriter(below, thread_count=1, overwrite=False)
     try:
-        dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
+        with warnings.catch_warnings(action="ignore"):  # it says that one process writes, which is meant
+            dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
     except CheckpointException as error:
         raise next(iter(error.failures.values()))[0] from error
     torch.save({"iteration": 0, "checkpoint_version": 3.0}, below / _COMMON_FILE)

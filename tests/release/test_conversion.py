@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import Glm4MoeForCausalLM
 
 from configs.schema import ModelRecipe
-from flows.cli.generate_text import generate_text
+from tasks.release.generate_text import generate_text
 from infra.storage.store import hash_file
 from model.formats.checkpoint_names import checkpoint_names
 from model.formats.safetensors_writer import write_safetensors
