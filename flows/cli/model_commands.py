@@ -62,8 +62,8 @@ def generate(
 ) -> None:
     """Answer a prompt by the engine of this project, token by token, without a server."""
     with usage_errors():
-        from tasks.release.generate_text import generate_text
         from infra.home import open_home
+        from tasks.release.generate_text import generate_text
 
         home = open_home()
         directory = model_dir(source, home, scale, store)

@@ -2,8 +2,8 @@
 
 The MTP layer is left out and `nextn_predict_layers` is 0: llama.cpp does not need it to serve, and loaders that count
 it as a layer fail on it (axolotl #3559). Matrices are F32, BF16, F16 or Q8_0; router, router bias, norms and biases
-are always F32. Tensors are read, converted and written one by one, so memory holds one stack of experts at a time. Equal input
-gives equal bytes.
+are always F32. Tensors are read, converted and written one by one, so memory holds one stack of experts at a time.
+Equal input gives equal bytes.
 """
 
 from pathlib import Path
@@ -136,8 +136,8 @@ def _add_tensor_info(writer: gguf.GGUFWriter, gguf_name: str, shape: tuple[int, 
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[raw_dtype]
     if shape[-1] % block_size:
         raise ValueError(
-            f"{gguf_name}: rows of {shape[-1]} elements cannot be {gguf_type}, which needs a multiple of {block_size}: use "
-            f"F32"
+            f"{gguf_name}: rows of {shape[-1]} elements cannot be {gguf_type}, which needs a multiple of "
+            f"{block_size}: use F32"
         )
     num_bytes = num_elements // block_size * block_bytes
     writer.add_tensor_info(gguf_name, shape, np.dtype(np.float32), num_bytes, raw_dtype=raw_dtype)

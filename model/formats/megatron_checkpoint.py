@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from configs.schema import ModelRecipe
 from model.formats.hf_checkpoint import ROUTER_BIAS
@@ -141,10 +142,10 @@ def write_megatron(
     below = directory / ITERATION
     below.mkdir(parents=True)
     planner = _Planner(recipe, shapes, dtype_of, read)
-    writer = dcp.FileSystemWriter(below, thread_count=1, overwrite=False)
+    writer = FileSystemWriter(below, thread_count=1, overwrite=False)
     try:
         with warnings.catch_warnings(action="ignore"):  # it says that one process writes, which is meant
-            dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
+            save({}, storage_writer=writer, planner=planner, no_dist=True)
     except CheckpointException as error:
         raise next(iter(error.failures.values()))[0] from error
     torch.save({"iteration": 0, "checkpoint_version": 3.0}, below / _COMMON_FILE)
@@ -233,7 +234,11 @@ class MegatronFiles:
         self.directory, self.groups, self.shapes = found, recipe.num_key_value_heads, shapes
         self.tensors = megatron_tensors(recipe)
         self.index = _read_index(found / _METADATA_FILE)
-        stored = {key: each for key, each in self.index.state_dict_metadata.items() if _is_weight(key, each)}
+        stored = {
+            key: each
+            for key, each in self.index.state_dict_metadata.items()
+            if isinstance(each, TensorStorageMetadata) and _is_weight(key)
+        }
         for key in sorted(set(stored) ^ set(self.tensors)):
             problem = "missing" if key in self.tensors else "unexpected"
             raise ValueError(f"{found}: tensor {key} is {problem}: it is the checkpoint of another architecture")
@@ -291,9 +296,9 @@ class MegatronFiles:
             return torch.load(io.BytesIO(file.read(where.length)), weights_only=True, map_location="cpu")
 
 
-def _is_weight(key: str, stored: object) -> bool:
-    """Whether an entry is a tensor of the model; Megatron keeps the optimizer's beside them, and extra states."""
-    return isinstance(stored, TensorStorageMetadata) and not key.startswith("optimizer.") and "_extra_state" not in key
+def _is_weight(key: str) -> bool:
+    """Whether a tensor is the model's; Megatron keeps the optimizer's beside them, and extra states."""
+    return not key.startswith("optimizer.") and "_extra_state" not in key
 
 
 class _IndexReader(pickle.Unpickler):

@@ -41,4 +41,4 @@ def write_safetensors(
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor on the CPU, row by row; of a contiguous one they are not copied."""
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

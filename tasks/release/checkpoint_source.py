@@ -112,16 +112,18 @@ def _open_tensors(
 def _account(path: Path, shapes: dict[str, torch.Size], names: set[str]) -> None:
     for name in sorted(set(shapes) ^ names):
         problem = "missing" if name in shapes else "unexpected"
-        raise ValueError(f"{path}: tensor {name} is {problem}: {CONFIG_FILE} belongs to another model or a file is lost")
+        raise ValueError(
+            f"{path}: tensor {name} is {problem}: {CONFIG_FILE} belongs to another model or a file is lost"
+        )
 
 
 def _configured_dtype(config_dir: Path) -> torch.dtype:
     config = json.loads((config_dir / CONFIG_FILE).read_text(encoding="utf-8"))
     named = config.get("dtype") or config.get("torch_dtype")
-    dtype = getattr(torch, str(named), None)
-    if dtype not in _DTYPES.values():
-        raise ValueError(f"{config_dir / CONFIG_FILE}: dtype is {named!r}: write float32, bfloat16 or float16")
-    return dtype
+    for dtype in _DTYPES.values():
+        if str(dtype) == f"torch.{named}":
+            return dtype
+    raise ValueError(f"{config_dir / CONFIG_FILE}: dtype is {named!r}: write float32, bfloat16 or float16")
 
 
 def _stored_dtype_of(tensors: CheckpointTensors) -> torch.dtype:
@@ -161,6 +163,6 @@ def _refuse_other_tokenizer(config_dir: Path, recipe: ModelRecipe) -> None:
     if size > recipe.vocab_size or not wanted <= held:
         raise ValueError(
             f"{path} is the tokenizer of another model: it has {size} tokens and ends answers with "
-            f"{sorted(map(str, held))}, {CONFIG_FILE} has vocab_size {recipe.vocab_size} and eos_token_id {configured}: "
+            f"{sorted(map(str, held))}, {CONFIG_FILE} has vocab_size {recipe.vocab_size}, eos_token_id {configured}: "
             f"copy the model's own tokenizer beside it"
         )

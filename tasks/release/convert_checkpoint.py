@@ -22,14 +22,7 @@ from configs.schema import Frozen
 from infra.storage.store import hash_file
 from model.architecture.counts import count_parameters
 from model.formats.gguf_checkpoint import GgufType, write_gguf
-from model.formats.hf_checkpoint import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    mtp_copies,
-    plan_shards,
-    stored_dtype,
-    write_checkpoint,
-)
+from model.formats.hf_checkpoint import CONFIG_FILE, INDEX_FILE, mtp_copies, plan_shards, stored_dtype, write_checkpoint
 from model.formats.megatron_checkpoint import LATEST_FILE, write_megatron
 from model.formats.safetensors_writer import tensor_bytes, write_safetensors
 from tasks.release.checkpoint_source import HANDOVER, HF, TOKENIZER_FILE, CheckpointSource, open_source
@@ -199,9 +192,7 @@ def _write(
         _write_config(source, target / HF)
         _copy_texts(source, target / HF)
     else:
-        write_megatron(
-            target, source.recipe, source.shapes, lambda name: stored_dtype(name, source.dtype), hashed.read
-        )
+        write_megatron(target, source.recipe, source.shapes, lambda name: stored_dtype(name, source.dtype), hashed.read)
         _write_config(source, target)
         _copy_texts(source, target)
 
@@ -239,9 +230,7 @@ def _write_gguf(source: CheckpointSource, hashed: HashedTensors, target: Path, g
     from tasks.release.convert_to_gguf import MODEL_NAME
 
     hashed.digest()  # refuses numbers that are not finite before anything is written
-    write_gguf(
-        source.config_dir, source.config_dir / TOKENIZER_FILE, target, gguf_type=gguf_type, name=MODEL_NAME
-    )
+    write_gguf(source.config_dir, source.config_dir / TOKENIZER_FILE, target, gguf_type=gguf_type, name=MODEL_NAME)
 
 
 def _compare(target: Path, hashed: HashedTensors) -> ConvertedTensors:

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from transformers import Glm4MoeForCausalLM
 
 from configs.schema import ModelRecipe
-from tasks.release.generate_text import generate_text
 from infra.storage.store import hash_file
 from model.formats.checkpoint_names import checkpoint_names
 from model.formats.safetensors_writer import write_safetensors
@@ -24,6 +23,7 @@ from model.generation.generation import Sampling
 from tasks.evaluation.engine import load_engine
 from tasks.release.checkpoint_source import open_source
 from tasks.release.convert_checkpoint import ConversionCard, TargetFormat, card_path, convert_checkpoint
+from tasks.release.generate_text import generate_text
 from tasks.training.state.tensor_sources import open_weights
 from tests.model.test_gguf import train_tiny_tokenizer
 from tests.support.model_recipes import AIR, GLM46, random_model
@@ -164,7 +164,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     train_tiny_tokenizer().save(str(first / "tokenizer.json"))
     config = json.loads((first / "config.json").read_text())
     (first / "config.json").write_text(json.dumps(config | {"eos_token_id": [7]}))
-    with pytest.raises(ValueError, match=r"ends answers with .* has vocab_size 352 and eos_token_id \[7\]"):
+    with pytest.raises(ValueError, match=r"ends answers with .* has vocab_size 352, eos_token_id \[7\]"):
         open_source(first)
 
 
@@ -228,11 +228,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, home):
     words = command("convert", str(first), str(small / "out"), "--to", "native")
     inside = f"mount -t tmpfs -o size=400k tmpfs {small}; {shlex.join(words)}; code=$?; ls -A {small}; exit $code"
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", inside],
-        env=environment(home.root),
-        capture_output=True,
-        text=True,
-        check=False,
+        ["unshare", "-rm", "sh", "-c", inside], env=environment(home.root), capture_output=True, text=True, check=False
     )
     assert done.returncode == 1 and f"no space left on {small}" in done.stderr, done.stderr
     assert done.stdout == "", "files that were left"

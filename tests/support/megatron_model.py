@@ -1,8 +1,8 @@
-"""Megatron-Core's own model reads an export by its own dist_checkpointing, on a CPU: `python -m ... DIR`, where DIR/hf is
-a checkpoint in float32 and DIR/megatron its export. Prints the keys that do not fit, and the largest logit difference.
+"""Megatron-Core's own model reads an export by its own dist_checkpointing, on a CPU.
 
-What Megatron takes from CUDA and Transformer Engine where neither is installed is replaced: the current device, the
-random state of dropout, a product of the router.
+Run as a module with a directory: its hf/ is a checkpoint in float32, its megatron/ the export. Prints the keys that do
+not fit, and the largest logit difference. What Megatron takes from CUDA and Transformer Engine where neither is
+installed is replaced: the current device, the random state of dropout, a product of the router.
 """
 
 from __future__ import annotations
