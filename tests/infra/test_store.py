@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import types
-from random import Random
 
 import pytest
 
@@ -140,7 +139,7 @@ def test_doctor_marks_a_flipped_bit_that_no_run_reads_and_the_next_run_heals_it(
 def test_every_one_byte_change_of_an_artifact_or_manifest_is_found(store):
     """What `glm46 doctor --deep` looks at, without marking it."""
     artifacts = {artifact.key: artifact for artifact in run_both(store)}
-    random = Random(7)
+    chance = random.Random(7)
     names = [
         name
         for key, artifact in artifacts.items()
@@ -150,9 +149,9 @@ def test_every_one_byte_change_of_an_artifact_or_manifest_is_found(store):
         )
     ]
     for _ in range(25):
-        name = random.choice(names)
+        name = chance.choice(names)
         content = store._read(name)
-        index, bit = random.randrange(len(content)), 1 << random.randrange(8)
+        index, bit = chance.randrange(len(content)), 1 << chance.randrange(8)
         change(store, name, lambda old, i=index, b=bit: old[:i] + bytes([old[i] ^ b]) + old[i + 1 :])
         key = next(key for key in artifacts if key in name)
         _, broken, corrupt = _look_at(store, True, key)
