@@ -81,15 +81,14 @@ def fetch(
     """Fetch a GLM-4.5 or 4.6 checkpoint from the Hub into a directory, with its tensors accounted for."""
     with usage_errors():
         from infra.home import open_home
+        from model.formats.hf_checkpoint import read_config
         from tasks.release.checkpoint_source import open_source
-        from tasks.training.fetch_checkpoint import copy_model
+        from tasks.training.fetch_checkpoint import copy_model, fetch_model
 
         home = open_home()
-        if target.exists():
-            raise ValueError(f"{target} exists: name a new directory")
-        fetched = model_dir(source, home, "", None) if source.startswith("hf://") else None
-        if fetched is None:
-            raise ValueError(f"{source} names no model: write hf://owner/name or hf://owner/name@revision")
+        if target.exists() or not target.absolute().parent.is_dir():
+            raise ValueError(f"{target} must be a new directory in one that exists")
+        fetched = fetch_model(source, read_config)
         open_source(fetched)
     with failures(home, target.absolute().parent):
         copy_model(fetched, target)
