@@ -202,7 +202,7 @@ def test_both_answer_alike_piece_by_piece(tmp_path):
 @pytest.mark.parametrize("recipe", SHAPES.values(), ids=SHAPES)
 def test_megatron_core_reads_the_export_and_computes_the_same_logits(recipe, tmp_path):
     convert(saved(tmp_path / "hf", recipe, torch.float32), tmp_path / "megatron", "megatron")
-    words = [sys.executable, "-m", "tests.support.megatron_model", str(tmp_path)]
+    words = [sys.executable, "-m", "tests.release.megatron_model", str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
