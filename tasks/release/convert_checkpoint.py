@@ -26,7 +26,7 @@ from model.formats.hf_checkpoint import CONFIG_FILE, INDEX_FILE, mtp_copies, pla
 from model.formats.megatron_checkpoint import LATEST_FILE, write_megatron
 from model.formats.safetensors_writer import tensor_bytes, write_safetensors
 from tasks.release.checkpoint_source import HANDOVER, HF, TOKENIZER_FILE, CheckpointSource, open_source
-from tasks.release.gguf_comparison import ConvertedTensors, compare_gguf
+from tasks.release.gguf_comparison import ConvertedTensors, compare_gguf, compare_served
 from tasks.training.import_checkpoint import WEIGHTS_SUFFIX, checkpoint_files, imported_position
 
 TargetFormat = Literal["hf", "native", "megatron", "gguf"]
@@ -34,7 +34,7 @@ MtpLayout = Literal["4.6", "4.5"]
 MAX_SHARD_BYTES = 4 << 30
 MAX_COMPARED_PARAMETERS = 1_000_000_000
 """Parameters up to which both models are loaded, in float32, to compare their logits."""
-NUM_COMPARED_TOKENS = 64
+NUM_COMPARED_TOKENS = 32
 CARD_SUFFIX = ".conversion.json"
 
 
@@ -61,7 +61,8 @@ class ConversionCard(Frozen):
     files: dict[str, str]
     """Sha256 of each file of the export, by its path."""
     largest_logit_difference: float | None
-    """Between source and export, both computed here by the same code; null where that was not done."""
+    """Between source and export, both computed here by the same code; of a GGUF file the log-probabilities of the same
+    tokens by llama.cpp; null where that was not done."""
     not_compared: str
     """Why not; else empty."""
 
@@ -244,8 +245,6 @@ def _compare(target: Path, hashed: HashedTensors) -> ConvertedTensors:
 
 def _logits(source: CheckpointSource, target: Path, to: TargetFormat) -> tuple[float | None, str]:
     """The largest difference over one text of random tokens, or why there is none."""
-    if to == "gguf":
-        return None, "llama.cpp computes a GGUF file: `glm46 eval` asks it"
     num_parameters = count_parameters(source.recipe).total
     if source.is_scored or num_parameters > MAX_COMPARED_PARAMETERS:
         why = "a reward model has none" if source.is_scored else f"{num_parameters:,} parameters in float32, twice"
@@ -254,7 +253,10 @@ def _logits(source: CheckpointSource, target: Path, to: TargetFormat) -> tuple[f
     num_tokens = min(NUM_COMPARED_TOKENS, source.recipe.max_position_embeddings)
     token_ids_BT = torch.randint(0, source.recipe.vocab_size, (1, num_tokens), generator=generator)
     with torch.inference_mode():
-        ours, theirs = (each.load()(token_ids_BT).logits_BTV for each in (source, open_source(target)))
+        ours = source.load()(token_ids_BT).logits_BTV
+        if to == "gguf":
+            return compare_served(target, source, token_ids_BT[0], ours[0]), ""
+        theirs = open_source(target).load()(token_ids_BT).logits_BTV
     return float((ours - theirs).abs().max()), ""
 
 

@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tasks.release.checkpoint_source import CheckpointSource
 
+FILLER = "a"
+"""A token of every byte-level tokenizer, of one printable character."""
+STARTUP_TIMEOUT_SECONDS = 600.0
 EXACT_SHARE = {"F32": 0.0, "BF16": 2.0**-8, "F16": 2.0**-10, "Q8_0": 2.0**-7}
 """The largest rounding of a type, over the tensor's largest magnitude: beyond it a tensor is another one. F16 also
 loses what is below its smallest number."""
@@ -51,3 +56,33 @@ def compare_gguf(gguf_path: Path, source: CheckpointSource) -> ConvertedTensors:
             largest = max(largest, share)
     num_read = sum(len(names) for names in sources.values())
     return ConvertedTensors(num_equal, num_rounded, len(source.shapes) - num_read, largest)
+
+
+def compare_served(gguf_path: Path, source: CheckpointSource, token_ids_T: Tensor, logits_TV: Tensor) -> float:
+    """The largest difference between the log-probabilities that llama.cpp gives these tokens and those of the logits of
+    the source."""
+    import tempfile
+
+    from configs.schema import ServingResources
+    from infra.serving.model_server import LOOPBACK, running_model_server
+    from tasks.evaluation.engine import load_tokenizer
+    from tasks.release.checkpoint_source import TOKENIZER_FILE
+    from tasks.release.served_scoring import ServedScorer
+
+    filler = load_tokenizer(source.config_dir / TOKENIZER_FILE).token_to_id(FILLER)
+    assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
+    resources = ServingResources(
+        host=LOOPBACK[0],
+        port=0,
+        context_length=2 * len(token_ids_T),
+        num_threads=1,
+        startup_timeout_seconds=STARTUP_TIMEOUT_SECONDS,
+    )
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        running_model_server(gguf_path, resources, Path(directory) / "server.log") as server,
+        ServedScorer(server.url, filler, source.recipe.vocab_size) as scorer,
+    ):
+        served = scorer.score(token_ids_T.tolist())
+    ours = logits_TV[:-1].log_softmax(-1).gather(1, token_ids_T[1:, None])[:, 0].tolist()
+    return max(abs(first - second) for first, second in zip(ours, served, strict=True))

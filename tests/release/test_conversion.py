@@ -104,6 +104,8 @@ def test_a_gguf_file_holds_what_its_card_says(gguf_type, tmp_path):
     num_mtp = sum(name.startswith("model.layers.3.") for name in tensors_of(first))
     assert card.num_left_out == num_mtp > 0
     assert card.num_equal + card.num_rounded + num_mtp == card.num_source_tensors
+    assert card.largest_logit_difference is not None
+    assert card.largest_logit_difference < (1e-4 if gguf_type == "F32" else 1.0)
     assert (card.num_rounded == 0) == (gguf_type in ("F32", "BF16"))
     held = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
     assert held["blk.1.ffn_up_exps.weight"].tensor_type.name == gguf_type
