@@ -56,6 +56,8 @@ _INDEX_CLASSES = {
         "TensorStorageMetadata",
     ),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    # Megatron-Core 0.16 keeps its plan in the index.
+    "torch.distributed.checkpoint.planner": ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"),
     "torch": ("Size", "bfloat16", "float16", "float32", "float64", "int64", "uint8"),
     "torch.serialization": ("_get_layout",),
     "pathlib": ("PosixPath",),
