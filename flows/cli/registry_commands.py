@@ -41,7 +41,7 @@ def evidence(
     scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
     store: STORE = None,
 ) -> None:
-    """Write a release's model card for the Hugging Face Hub and its provenance (in-toto, SLSA). Needs no server."""
+    """Write a release's model card for the Hugging Face Hub, provenance (in-toto, SLSA) and SBOM. No server."""
     with usage_errors():
         from flows.cli.write_evidence import write_evidence
 

@@ -15,11 +15,12 @@ from infra.registry.model_registry import model_name, open_registry
 from infra.registry.registered_versions import named_version
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
+from tasks.lineage.bill_of_materials import bill_of_materials
 from tasks.lineage.provenance import provenance_statement
 from tasks.lineage.published_card import published_card
 from tasks.lineage.trace_model import trace_model
 
-CARD_FILE, PROVENANCE_FILE = "README.md", "provenance.intoto.json"
+CARD_FILE, PROVENANCE_FILE, MATERIALS_FILE = "README.md", "provenance.intoto.json", "sbom.cdx.json"
 
 
 def write_evidence(name: str, scale: str, store: str | None, target: Path) -> list[Path]:
@@ -30,10 +31,12 @@ def write_evidence(name: str, scale: str, store: str | None, target: Path) -> li
     home = open_home()
     version = named_version(open_registry(home), model_name(load_scale(scale).scale), name)
     graph = read_manifest_graph(open_store(store, home))
-    statement = provenance_statement(graph, version, trace_model(graph, version, None))
+    lineage = trace_model(graph, version, None)
+    statement, materials = provenance_statement(graph, version, lineage), bill_of_materials(graph, version, lineage)
     texts = {
         CARD_FILE: published_card(graph, version),
         PROVENANCE_FILE: json.dumps(statement, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
+        MATERIALS_FILE: json.dumps(materials, indent=1, ensure_ascii=False) + "\n",
     }
     temporary = target.with_name(f".{target.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,14 @@ class ServerFailedError(RuntimeError):
 class TextScore:
     log_probability: float
     is_greedy: bool
+
+
+@dataclass(frozen=True)
+class TimedAnswer:
+    seconds: list[float]
+    """From the request to each piece of the stream: a token each, but parts of a character come together."""
+    num_tokens: int
+    """As the server counts, else the pieces."""
 
 
 class ModelClient:
@@ -84,6 +93,26 @@ class ModelClient:
                 **_stops(stop),
             )
             return answer.choices[0].message.content or ""
+
+    def timed_answer(self, prompt: str, num_tokens: int) -> TimedAnswer:
+        """A streamed greedy continuation, which does not stop before `num_tokens` where the server knows `ignore_eos`
+        (vLLM, SGLang, llama.cpp)."""
+        start, seconds, counted = time.perf_counter(), [], None
+        with self._explained():
+            pieces = self._client.completions.create(
+                model=self.model,
+                prompt=prompt,
+                max_tokens=num_tokens,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"ignore_eos": True},
+            )
+            for piece in pieces:
+                counted = piece.usage.completion_tokens if piece.usage else counted
+                if piece.choices and piece.choices[0].text:
+                    seconds.append(time.perf_counter() - start)
+        return TimedAnswer(seconds, len(seconds) if counted is None else counted)
 
     def require_likelihoods(self) -> None:
         """Raises ValueError for a server that does not report the log-probabilities of a prompt."""

@@ -13,7 +13,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from aiohttp import ClientSession, ClientTimeout, StreamReader, web
+from aiohttp import ClientSession, ClientTimeout, StreamReader, TCPConnector, web
 
 MAX_REQUEST_BYTES = 64 << 20
 COMPLETIONS = "/v1/completions"
@@ -47,7 +47,10 @@ def gateway(upstream: str, key: str, host: str, port: int) -> web.Application:
 
 
 async def _session(app: web.Application) -> AsyncIterator[None]:
-    async with ClientSession(timeout=ClientTimeout(total=None), auto_decompress=False) as session:
+    # llama.cpp's server closes connections that idle; one that is used again then fails, seen as status 500 at 32
+    # requests at a time. On loopback a new one costs nothing.
+    connector = TCPConnector(force_close=True, limit=0)
+    async with ClientSession(connector=connector, timeout=ClientTimeout(total=None), auto_decompress=False) as session:
         app[SESSION] = session
         yield
 

@@ -1,9 +1,9 @@
 """Writes a Hugging Face checkpoint and its tokenizer as one GGUF file that llama.cpp serves (`glm4moe`).
 
 The MTP layer is left out and `nextn_predict_layers` is 0: llama.cpp does not need it to serve, and loaders that count
-it as a layer fail on it (axolotl #3559). Matrices are F32 or Q8_0; router, router bias, norms and biases are always
-F32. Tensors are read, converted and written one by one, so memory holds one stack of experts at a time. Equal input
-gives equal bytes.
+it as a layer fail on it (axolotl #3559). Matrices are F32, BF16, F16 or Q8_0; router, router bias, norms and biases
+are always F32. Tensors are read, converted and written one by one, so memory holds one stack of experts at a time.
+Equal input gives equal bytes.
 """
 
 from pathlib import Path
@@ -19,7 +19,13 @@ from model.formats.gguf_vocabulary import Vocabulary, read_vocabulary
 from model.formats.hf_checkpoint import ROUTER_BIAS, open_safetensors, read_config, tensor_files
 from model.text.tokenizer_layout import END_TOKENS
 
-GgufType = Literal["F32", "Q8_0"]
+GgufType = Literal["F32", "BF16", "F16", "Q8_0"]
+_FILE_TYPES = {
+    "F32": gguf.LlamaFileType.ALL_F32,
+    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
+    "F16": gguf.LlamaFileType.MOSTLY_F16,
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+}
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
 _TRUNK = {
@@ -51,7 +57,7 @@ def write_gguf(checkpoint_dir: Path, tokenizer_path: Path, gguf_path: Path, *, g
     """
     recipe = read_config(checkpoint_dir)
     vocabulary = read_vocabulary(tokenizer_path, recipe.vocab_size)
-    sources = _tensor_sources(recipe)
+    sources = tensor_sources(recipe)
     files = tensor_files(checkpoint_dir)
     for name_on_disk in (name for names in sources.values() for name in names):
         if name_on_disk not in files:
@@ -69,7 +75,7 @@ def write_gguf(checkpoint_dir: Path, tokenizer_path: Path, gguf_path: Path, *, g
     for gguf_name, names in sources.items():
         array = _read_array(files, gguf_name, names)
         quantized = (
-            gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0)
+            gguf.quantize(array, gguf.GGMLQuantizationType[gguf_type])
             if _is_quantized(gguf_name, array.shape, gguf_type)
             else array
         )
@@ -77,7 +83,7 @@ def write_gguf(checkpoint_dir: Path, tokenizer_path: Path, gguf_path: Path, *, g
     writer.close()
 
 
-def _tensor_sources(recipe: ModelRecipe) -> dict[str, list[str]]:
+def tensor_sources(recipe: ModelRecipe) -> dict[str, list[str]]:
     """For each GGUF tensor, in file order, the checkpoint tensors it is made of: one, or one per expert."""
     layer_names = dict(_ATTENTION)
     if recipe.attention_bias:
@@ -118,7 +124,7 @@ def _read_array(files: dict[str, Path], gguf_name: str, names: list[str]) -> np.
 
 
 def _is_quantized(gguf_name: str, shape: tuple[int, ...], gguf_type: GgufType) -> bool:
-    return gguf_type == "Q8_0" and len(shape) > 1 and not gguf_name.endswith("ffn_gate_inp.weight")
+    return gguf_type != "F32" and len(shape) > 1 and not gguf_name.endswith("ffn_gate_inp.weight")
 
 
 def _add_tensor_info(writer: gguf.GGUFWriter, gguf_name: str, shape: tuple[int, ...], gguf_type: GgufType) -> None:
@@ -126,19 +132,21 @@ def _add_tensor_info(writer: gguf.GGUFWriter, gguf_name: str, shape: tuple[int, 
     if not _is_quantized(gguf_name, shape, gguf_type):
         writer.add_tensor_info(gguf_name, shape, np.dtype(np.float32), 4 * num_elements)
         return
-    block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q8_0]
+    raw_dtype = gguf.GGMLQuantizationType[gguf_type]
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[raw_dtype]
     if shape[-1] % block_size:
         raise ValueError(
-            f"{gguf_name}: rows of {shape[-1]} elements cannot be Q8_0, which needs a multiple of {block_size}: use F32"
+            f"{gguf_name}: rows of {shape[-1]} elements cannot be {gguf_type}, which needs a multiple of "
+            f"{block_size}: use F32"
         )
     num_bytes = num_elements // block_size * block_bytes
-    writer.add_tensor_info(gguf_name, shape, np.dtype(np.float32), num_bytes, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor_info(gguf_name, shape, np.dtype(np.float32), num_bytes, raw_dtype=raw_dtype)
 
 
 def _add_architecture(writer: gguf.GGUFWriter, recipe: ModelRecipe, gguf_type: GgufType, name: str) -> None:
     writer.add_name(name)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if gguf_type == "F32" else gguf.LlamaFileType.MOSTLY_Q8_0)
-    if gguf_type != "F32":
+    writer.add_file_type(_FILE_TYPES[gguf_type])
+    if gguf_type == "Q8_0":
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(recipe.vocab_size)
     writer.add_block_count(recipe.num_hidden_layers)

@@ -9,7 +9,6 @@ classification names it, in place of `lm_head.weight`.
 """
 
 import json
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +17,13 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from configs.load import describe_problems
 from configs.schema import ModelRecipe
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, stacked_name
+from model.formats.safetensors_writer import write_safetensors
 
 CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
@@ -61,15 +60,15 @@ def write_checkpoint(
     dtype: torch.dtype,
     max_shard_bytes: int,
 ) -> list[str]:
-    """Write the tensors of these names and shapes, in their order, each read once by its name; all but the router
-    biases are cast to `dtype`; those stay float32. Equal input, equal bytes."""
+    """Write the tensors of these names and shapes, each read once by its name, one in memory at a time; all but the
+    router biases are cast to `dtype`; those stay float32. Equal input, equal bytes."""
     checkpoint_dir.mkdir(parents=True, exist_ok=True)
-    shards = _plan_shards(shapes, dtype, max_shard_bytes)
+    shards = plan_shards(shapes, dtype, max_shard_bytes)
     files = {}
     for number, names in enumerate(shards, 1):
         file_name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        shard = {name: _as_stored(name, read(name), dtype) for name in names}
-        save_file(shard, checkpoint_dir / file_name, metadata={"format": "pt"})
+        layout = {name: (shapes[name], stored_dtype(name, dtype)) for name in names}
+        write_safetensors(checkpoint_dir / file_name, layout, read)
         files.update(dict.fromkeys(names, file_name))
     written = sorted(set(files.values()))
     if len(shards) > 1:
@@ -78,25 +77,19 @@ def write_checkpoint(
         (checkpoint_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
         written.append(INDEX_FILE)
     (checkpoint_dir / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
-    readers = stat.S_IMODE((checkpoint_dir / CONFIG_FILE).stat().st_mode)
-    for name in written:
-        (checkpoint_dir / name).chmod(readers)  # safetensors writes for the owner only
     return [*written, CONFIG_FILE]
 
 
-def _stored_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+def stored_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype on disk of a tensor in a checkpoint of this dtype."""
     return torch.float32 if name.endswith(ROUTER_BIAS) else dtype
 
 
-def _as_stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.detach().to("cpu", _stored_dtype(name, dtype)).contiguous()
-
-
 def _stored_bytes(name: str, shape: torch.Size, dtype: torch.dtype) -> int:
-    return shape.numel() * _stored_dtype(name, dtype).itemsize
+    return shape.numel() * stored_dtype(name, dtype).itemsize
 
 
-def _plan_shards(shapes: Mapping[str, torch.Size], dtype: torch.dtype, max_shard_bytes: int) -> list[list[str]]:
+def plan_shards(shapes: Mapping[str, torch.Size], dtype: torch.dtype, max_shard_bytes: int) -> list[list[str]]:
     """Names per shard, in the given order; a tensor larger than a shard gets one of its own."""
     if max_shard_bytes <= 0:
         raise ValueError(f"max_shard_bytes must be positive, is {max_shard_bytes}")
@@ -230,7 +223,7 @@ class CheckpointTensors:
         self.files = tensor_files(checkpoint_dir)
         with torch.device("meta"):
             shapes = checkpoint_shapes(Glm4Moe(recipe, is_scored=is_scored))
-        copies = _mtp_copies(recipe) if recipe.num_nextn_predict_layers else {}
+        copies = mtp_copies(recipe) if recipe.num_nextn_predict_layers else {}
         for name in sorted(set(shapes) - set(self.files)):
             raise ValueError(
                 f"{checkpoint_dir}: tensor {name} is missing; {CONFIG_FILE} belongs to another model or a file was lost"
@@ -297,7 +290,8 @@ def load_weights(model: Glm4Moe, checkpoint_dir: Path) -> None:
         (state[ours] if expert is None else state[ours][expert]).copy_(tensor)
 
 
-def _mtp_copies(recipe: ModelRecipe) -> dict[str, str]:
+def mtp_copies(recipe: ModelRecipe) -> dict[str, str]:
+    """The tensors that GLM-4.5's layout repeats in the MTP layer, and what they repeat."""
     prefix = f"model.layers.{recipe.num_hidden_layers}."
     return {prefix + suffix: trunk_name for suffix, trunk_name in _MTP_COPIES.items()}
 

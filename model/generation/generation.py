@@ -4,7 +4,7 @@
 the smoke test use.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -67,23 +67,11 @@ class InProcessEngine:
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, weights_version: str) -> Generation:
         """Continue every prompt; refuses to answer for weights other than those it holds."""
         self._check_version(weights_version)
-        for number, prompt in enumerate(prompts):
-            if not prompt:
-                raise ValueError(f"prompt {number} is empty: give at least one token")
-        if sampling.is_speculative and not self.model.recipe.num_nextn_predict_layers:
-            raise ValueError(
-                "speculative generation needs an MTP layer, the model has none (num_nextn_predict_layers 0): switch "
-                "it off"
-            )
-        # Drawn on the CPU for the whole call: the same numbers on every device and whatever the batches.
-        draws_PT = torch.rand(
-            len(prompts), sampling.max_new_tokens, generator=torch.Generator().manual_seed(sampling.seed)
-        )
-        continuations = [_Continuation(draws, []) for draws in draws_PT.tolist()]
+        continuations = self._begin(prompts, sampling)
         for members in _batches([len(prompt) for prompt in prompts], self.batch_sequences):
-            self._continue(
-                [prompts[member] for member in members], sampling, [continuations[member] for member in members]
-            )
+            batch = [continuations[member] for member in members]
+            for _ in self._passes([prompts[member] for member in members], sampling, batch):
+                pass
         return Generation(
             token_ids=[[chosen.token_id for chosen in each.chosen] for each in continuations],
             log_probabilities=[[chosen.log_probability for chosen in each.chosen] for each in continuations],
@@ -95,6 +83,14 @@ class InProcessEngine:
             num_drafted=sum(each.num_drafted for each in continuations),
             num_accepted=sum(each.num_accepted for each in continuations),
         )
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+        """Tokens of one continuation as they are chosen, the same as `generate` returns."""
+        (continuation,) = self._begin([prompt], sampling)
+        num_yielded = 0
+        for _ in self._passes([prompt], sampling, [continuation]):
+            yield from (chosen.token_id for chosen in continuation.chosen[num_yielded:])
+            num_yielded = len(continuation.chosen)
 
     @torch.inference_mode()
     def score(self, token_id_sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -138,9 +134,26 @@ class InProcessEngine:
         if num_tokens > limit:
             raise ValueError(f"a sequence of {num_tokens} tokens exceeds max_position_embeddings ({limit}): cut it")
 
+    def _begin(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[_Continuation]:
+        for number, prompt in enumerate(prompts):
+            if not prompt:
+                raise ValueError(f"prompt {number} is empty: give at least one token")
+        if sampling.is_speculative and not self.model.recipe.num_nextn_predict_layers:
+            raise ValueError(
+                "speculative generation needs an MTP layer, the model has none (num_nextn_predict_layers 0): switch "
+                "it off"
+            )
+        # Drawn on the CPU for the whole call: the same numbers on every device and whatever the batches.
+        draws_PT = torch.rand(
+            len(prompts), sampling.max_new_tokens, generator=torch.Generator().manual_seed(sampling.seed)
+        )
+        return [_Continuation(draws, []) for draws in draws_PT.tolist()]
+
     @torch.inference_mode()
-    def _continue(self, prompts: Sequence[Sequence[int]], sampling: Sampling, batch: Sequence[_Continuation]) -> None:
-        """Continue one batch, pass by pass, until every row is done."""
+    def _passes(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, batch: Sequence[_Continuation]
+    ) -> Iterator[None]:
+        """Continue one batch until every row is done; yields after each pass."""
         decoding = self._start(len(prompts), max(len(prompt) for prompt in prompts) + sampling.max_new_tokens)
         tokens = [list(prompt) for prompt in prompts]
         drafts: list[int | None] = [None] * len(batch)
@@ -168,6 +181,7 @@ class InProcessEngine:
                 [] if each.is_done else [each.chosen[-1].token_id, *([] if draft is None else [draft])]
                 for each, draft in zip(batch, drafts, strict=True)
             ]
+            yield
 
     def _start(self, num_sequences: int, max_tokens: int) -> Decoding:
         if not kernel_applies(self.model):

@@ -34,15 +34,11 @@ def provenance_statement(graph: ManifestGraph, version: NamedVersion, lineage: M
         for source in lineage.sources
         if source.sha256
     ]
+    packages = [{"uri": f"pkg:pypi/{name}@{number}"} for name, number in packages_of(steps)]
     imported = [{"name": "imported weights", "digest": {"sha256": lineage.imported}}] if lineage.imported else []
     return {
         "_type": STATEMENT_TYPE,
-        "subject": [
-            {"name": f"{directory}/{name.removeprefix('hf/')}", "digest": {"sha256": entry.sha256}}
-            for directory, manifest in artifacts.items()
-            for name, entry in manifest.content.items()
-            if directory != "hf" or name.startswith("hf/")
-        ],
+        "subject": [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in subjects(artifacts)],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
             "buildDefinition": {
@@ -67,7 +63,7 @@ def provenance_statement(graph: ManifestGraph, version: NamedVersion, lineage: M
                         for made in steps
                     ]
                 },
-                "resolvedDependencies": [*sources, *imported, *_packages(steps)],
+                "resolvedDependencies": [*sources, *imported, *packages],
             },
             "runDetails": {
                 "builder": {"id": BUILDER},
@@ -76,6 +72,16 @@ def provenance_statement(graph: ManifestGraph, version: NamedVersion, lineage: M
             },
         },
     }
+
+
+def subjects(artifacts: Mapping[str, Manifest]) -> list[tuple[str, str]]:
+    """Name and sha256 of every file of a release's weights."""
+    return [
+        (f"{directory}/{name.removeprefix('hf/')}", entry.sha256)
+        for directory, manifest in artifacts.items()
+        for name, entry in manifest.content.items()
+        if directory != "hf" or name.startswith("hf/")
+    ]
 
 
 def released_artifacts(graph: ManifestGraph, version: NamedVersion) -> Mapping[str, Manifest]:
@@ -104,7 +110,6 @@ def _committed(graph: ManifestGraph, version: NamedVersion, what: str, key: str)
     return manifest
 
 
-def _packages(steps: Iterable[Manifest]) -> list[dict[str, str]]:
-    """The Python packages of the steps' keys, as package URLs."""
-    versions = {(name, version) for made in steps for name, version in made.identity["distributions"].items()}
-    return [{"uri": f"pkg:pypi/{name}@{version}"} for name, version in sorted(versions)]
+def packages_of(steps: Iterable[Manifest]) -> list[tuple[str, str]]:
+    """Names and versions of the Python packages in the steps' keys."""
+    return sorted({package for made in steps for package in made.identity["distributions"].items()})

@@ -7,11 +7,14 @@ continues. Small files come first, and weights only where their config.json is o
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.files.atomic_files import link_or_copy
 from tasks.data.readers.source_bytes import HUGGING_FACE
-from tasks.training.import_checkpoint import SUFFIXES, WEIGHTS_SUFFIX, refuse_other_config
+from tasks.training.import_checkpoint import SUFFIXES, WEIGHTS_SUFFIX, checkpoint_files, refuse_other_config
 
 if TYPE_CHECKING:
     from configs.schema import ModelRecipe
@@ -22,11 +25,16 @@ _MODEL = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 def fetch_checkpoint(address: str, recipe: ModelRecipe) -> Path:
     """The directory with the files of a model. Raises ValueError where the address names none, it cannot be fetched, or
     it is of another architecture."""
+    return fetch_model(address, lambda path: refuse_other_config(path, recipe))
+
+
+def fetch_model(address: str, check_config: Callable[[Path], object]) -> Path:
+    """As fetch_checkpoint, for any model whose small files `check_config` accepts."""
     parsed = _MODEL.fullmatch(address.removeprefix(HUGGING_FACE))
     if parsed is None:
-        raise ValueError(f"--start {address} names no model: write hf://owner/name or hf://owner/name@revision")
+        raise ValueError(f"{address} names no model: write hf://owner/name or hf://owner/name@revision")
     small = [f"*{suffix}" for suffix in SUFFIXES if suffix != WEIGHTS_SUFFIX]
-    refuse_other_config(_fetch(address, parsed[1], parsed[2], small), recipe)
+    check_config(_fetch(address, parsed[1], parsed[2], small))
     return _fetch(address, parsed[1], parsed[2], [*small, f"*{WEIGHTS_SUFFIX}"])
 
 
@@ -40,6 +48,20 @@ def _fetch(address: str, model: str, revision: str | None, patterns: list[str]) 
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
         raise ValueError(
-            f"--start {address} cannot be fetched ({why}): check the name, the network, HF_ENDPOINT, HF_TOKEN and the "
+            f"{address} cannot be fetched ({why}): check the name, the network, HF_ENDPOINT, HF_TOKEN and the "
             f"room in HF_HOME, or download it and name the directory"
         ) from error
+
+
+def copy_model(fetched: Path, target: Path) -> None:
+    """Give a fetched model's files a directory of their own, whole or not at all: hard links to the Hub's cache, copies
+    on another file system."""
+    temporary = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        for path in checkpoint_files(fetched):
+            link_or_copy(path, temporary / path.name)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

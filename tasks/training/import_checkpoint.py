@@ -48,10 +48,10 @@ class CheckpointDir:
 
 def describe_checkpoint_dir(path: Path) -> CheckpointDir:
     """Digest of a Hugging Face directory."""
-    return CheckpointDir(path.absolute(), digest_of({file.name: hash_file(file) for file in _files_of(path)}))
+    return CheckpointDir(path.absolute(), digest_of({file.name: hash_file(file) for file in checkpoint_files(path)}))
 
 
-def _files_of(path: Path) -> list[Path]:
+def checkpoint_files(path: Path) -> list[Path]:
     """The files of a checkpoint; what a training left beside them (optimizer.pt) is no part of it."""
     return sorted(file for file in path.iterdir() if file.is_file() and file.suffix in SUFFIXES)
 
@@ -102,28 +102,12 @@ def import_checkpoint(
     *, source: CheckpointDir, tokenizer: Artifact[TrainedTokenizer], recipe: ModelRecipe, output: Output
 ) -> TrainedCheckpoint:
     """Raises ValueError where architecture, tensors or tokenizer differ from the scale's."""
-    import torch
-
     from model.formats.hf_checkpoint import CONFIG_FILE, canonical_config
-    from tasks.training.state.position import Position
-    from tasks.training.state.state import random_state_hex
 
     refuse_foreign_checkpoint(source.path, recipe)
     refuse_foreign_tokenizer(source.path, hash_file(tokenizer.path("tokenizer.json")))
-    torch.manual_seed(0)
-    position = Position(
-        course=IMPORTED,
-        phase=IMPORTED,
-        step=0,
-        num_tokens=0,
-        course_tokens=0,
-        optimizer_steps=0,
-        torch_random_state=random_state_hex(),
-        losses=None,
-        policy=None,
-    )
-    output.path("handover/state.json").write_text(position.model_dump_json(indent=1) + "\n")
-    for file in _files_of(source.path):
+    output.path("handover/state.json").write_text(imported_position())
+    for file in checkpoint_files(source.path):
         keep = link_or_copy if file.suffix == WEIGHTS_SUFFIX else shutil.copyfile
         keep(file.resolve(), output.path(f"hf/{file.name}"))  # the Hub's cache has symbolic links
     output.path(f"hf/{CONFIG_FILE}").write_text(json.dumps(canonical_config(source.path), indent=2) + "\n")
@@ -147,6 +131,28 @@ def import_checkpoint(
         special_token_ids=tokenizer.record.special_ids,
         export_digest=digest_of({path.name: hash_file(path) for path in sorted(output.path("hf/x").parent.iterdir())}),
     )
+
+
+def imported_position() -> str:
+    """The state.json of weights that no phase of ours trained."""
+    import torch
+
+    from tasks.training.state.position import Position
+    from tasks.training.state.state import random_state_hex
+
+    torch.manual_seed(0)
+    position = Position(
+        course=IMPORTED,
+        phase=IMPORTED,
+        step=0,
+        num_tokens=0,
+        course_tokens=0,
+        optimizer_steps=0,
+        torch_random_state=random_state_hex(),
+        losses=None,
+        policy=None,
+    )
+    return position.model_dump_json(indent=1) + "\n"
 
 
 def has_chat_template(path: Path) -> bool:

@@ -18,7 +18,7 @@ import types
 
 import pytest
 
-from infra.machine.doctor import check_store
+from infra.machine.doctor import _look_at, check_store
 from infra.storage.adoption import adopt
 from infra.storage.open_store import open_store
 from infra.storage.rerun_reason import explain_and_remember
@@ -133,6 +133,30 @@ def test_doctor_marks_a_flipped_bit_that_no_run_reads_and_the_next_run_heals_it(
     assert not damaged.passed and "sum_numbers" in damaged.found and "total.txt" in damaged.found
     computed: list[str] = []
     assert run_both(store, computed)[1].digest == total.digest and computed == ["sum_numbers"]
+    assert check_store(store, deep=True)[0].passed
+
+
+def test_every_one_byte_change_of_an_artifact_or_manifest_is_found(store):
+    """What `glm46 doctor --deep` looks at, without marking it."""
+    artifacts = {artifact.key: artifact for artifact in run_both(store)}
+    chance = random.Random(7)
+    names = [
+        name
+        for key, artifact in artifacts.items()
+        for name in (
+            f"manifests/{key}.json",
+            *(found.name for found in store.list_objects(f"objects/{key}/{artifact.manifest.attempt}/") if found.size),
+        )
+    ]
+    for _ in range(25):
+        name = chance.choice(names)
+        content = store._read(name)
+        index, bit = chance.randrange(len(content)), 1 << chance.randrange(8)
+        change(store, name, lambda old, i=index, b=bit: old[:i] + bytes([old[i] ^ b]) + old[i + 1 :])
+        key = next(key for key in artifacts if key in name)
+        _, broken, corrupt = _look_at(store, True, key)
+        assert broken or corrupt is not None, (name, index, bit)
+        change(store, name, lambda _, content=content: content)
     assert check_store(store, deep=True)[0].passed
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from cyclonedx.model.bom import Bom
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from google.protobuf.json_format import ParseDict
 from huggingface_hub import ModelCard
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
@@ -17,6 +20,7 @@ from infra.registry.registered_versions import NamedVersion
 from infra.step import Output, Record, step
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
+from tasks.lineage.bill_of_materials import bill_of_materials
 from tasks.lineage.provenance import provenance_statement
 from tasks.lineage.published_card import published_card
 from tasks.lineage.trace_model import ModelLineage, SourceUse
@@ -119,6 +123,21 @@ def test_the_provenance_is_a_statement_of_in_toto_with_slsas_predicate(release):
     order = ["train_phase", "convert_to_gguf", "evaluate_checkpoint", "decide_gate", "decide_promotion"]
     assert [made["step"] for made in steps] == order
     assert predicate.run_details.metadata.invocation_id == version.registered.key
+
+
+def test_the_bill_of_materials_passes_cyclonedxs_validator(release):
+    graph, version, lineage = release
+    text = json.dumps(bill_of_materials(graph, version, lineage))
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bom = Bom.from_json(json.loads(text))
+    files = {each.name: each.hashes[0].content for each in bom.components if each.type.value == "file"}
+    subjects = provenance_statement(graph, version, lineage)["subject"]
+    assert files == {subject["name"]: subject["digest"]["sha256"] for subject in subjects}
+    (source,) = [each for each in bom.components if each.type.value == "data"]
+    assert (source.name, source.hashes[0].content) == ("a.txt", SHA256)
+    assert next(iter(source.licenses)).name == "CC0-1.0"
+    (package,) = [each for each in bom.components if each.type.value == "library"]
+    assert str(package.purl).startswith("pkg:pypi/torch@")
 
 
 def test_the_card_is_the_reports_below_metadata_that_the_hubs_library_reads(release, tmp_path):

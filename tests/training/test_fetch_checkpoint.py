@@ -7,7 +7,8 @@ import shutil
 import pytest
 import torch
 
-from tasks.training.fetch_checkpoint import fetch_checkpoint
+from model.formats.hf_checkpoint import read_config
+from tasks.training.fetch_checkpoint import copy_model, fetch_checkpoint, fetch_model
 from tasks.training.import_checkpoint import describe_checkpoint_dir
 from tests.support.cluster.model_hub import COMMIT, model_hub
 from tests.support.model_recipes import AIR, random_model
@@ -54,6 +55,15 @@ def test_a_model_of_the_hub_is_the_directory_that_was_published_and_is_fetched_o
     assert not {"README.md", "original/params.json"} & set(asked)
     before = len(asked)
     assert fetch_checkpoint(f"hf://owner/name@{COMMIT}", MODEL) == fetched and len(asked) == before
+
+
+def test_a_fetched_model_gets_a_directory_of_its_own(hub, tmp_path):
+    directory, _ = hub
+    fetched = fetch_model("hf://owner/name", read_config)
+    copy_model(fetched, tmp_path / "own")
+    assert describe_checkpoint_dir(tmp_path / "own").digest == describe_checkpoint_dir(directory).digest
+    assert not [path for path in (tmp_path / "own").iterdir() if path.is_symlink()]
+    assert not list(tmp_path.glob(".own*"))
 
 
 def test_weights_of_another_architecture_are_not_fetched(hub):

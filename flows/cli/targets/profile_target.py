@@ -1,0 +1,78 @@
+"""Profiles a server, or a registered version that is served here, for `glm46 profile`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import psutil
+
+from configs.load import load_scale
+from flows.cli.serve_model import find_version, served_model
+from infra.home import Home
+from infra.serving.model_client import ModelClient
+from infra.storage.open_store import open_store
+from tasks.release.server_profile import ServerProfile, measure_drafts, measure_levels
+from tasks.report.profile_page import profile_page
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
+
+TIMEOUT_SECONDS = 600.0
+JSON_FILE, PAGE_FILE = "profile.json", "profile.html"
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    """Raises ValueError for what are no rising positive numbers."""
+    parts = text.split(",")
+    levels = tuple(int(part) for part in parts if part.strip().isdecimal())
+    if len(levels) != len(parts) or sorted(set(levels)) != list(levels) or levels[0] < 1:
+        raise ValueError(f"--concurrency {text}: write rising numbers of requests, as 1,2,4,8")
+    return levels
+
+
+def profile_target(
+    target: str,
+    home: Home,
+    scale: str,
+    store: str | None,
+    levels: tuple[int, ...],
+    num_tokens: int,
+    model: str,
+    key_variable: str,
+    output: Path,
+) -> ServerProfile:
+    """Write both files; none where a request fails."""
+    if target.startswith(("http://", "https://")):
+        client = ModelClient(target, key_variable, TIMEOUT_SECONDS, model)
+        profile = ServerProfile(
+            target=target,
+            levels=measure_levels(client, levels, num_tokens),
+            memory_bytes=None,
+            drafts=None,
+            not_measured="memory and drafts are measured of a version that is served here",
+        )
+    else:
+        configuration, opened = load_scale(scale), open_store(store, home)
+        version = find_version(home, configuration, target)
+        with served_model(home, configuration, version, opened, port=None) as served:
+            client = ModelClient(served.url, "", TIMEOUT_SECONDS, "")
+            measured = measure_levels(client, levels, num_tokens)
+            memory = psutil.Process(served.server.process.pid).memory_info().rss
+        checkpoint = opened.load(version.key, TrainedCheckpoint)
+        drafts, reason = measure_drafts(checkpoint.directory("hf"), num_tokens)
+        profile = ServerProfile(
+            target=served.name, levels=measured, memory_bytes=memory, drafts=drafts, not_measured=reason
+        )
+    _write(profile, output)
+    return profile
+
+
+def _write(profile: ServerProfile, output: Path) -> None:
+    temporary = output.with_name(f".{output.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        (temporary / JSON_FILE).write_text(profile.model_dump_json(indent=1) + "\n")
+        (temporary / PAGE_FILE).write_text(profile_page(profile), encoding="utf-8")
+        temporary.rename(output)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,285 @@
+"""Converts a checkpoint, for `glm46 convert`: Hugging Face, hand-over and Megatron-Core both ways, GGUF one way.
+
+Tensors are read, checked, and written one by one, and then read back and compared with the source: the card beside the
+export says what was found. The export appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from configs.files.atomic_files import replace_durably
+from configs.schema import Frozen
+from infra.storage.store import hash_file
+from model.architecture.counts import count_parameters
+from model.formats.gguf_checkpoint import GgufType, write_gguf
+from model.formats.hf_checkpoint import CONFIG_FILE, INDEX_FILE, mtp_copies, plan_shards, stored_dtype, write_checkpoint
+from model.formats.megatron_checkpoint import LATEST_FILE, write_megatron
+from model.formats.safetensors_writer import tensor_bytes, write_safetensors
+from tasks.release.checkpoint_source import HANDOVER, HF, TOKENIZER_FILE, CheckpointSource, open_source
+from tasks.release.gguf_comparison import ConvertedTensors, compare_gguf, compare_served
+from tasks.training.import_checkpoint import WEIGHTS_SUFFIX, checkpoint_files, imported_position
+
+TargetFormat = Literal["hf", "native", "megatron", "gguf"]
+MtpLayout = Literal["4.6", "4.5"]
+MAX_SHARD_BYTES = 4 << 30
+MAX_COMPARED_PARAMETERS = 1_000_000_000
+"""Parameters up to which both models are loaded, in float32, to compare their logits."""
+NUM_COMPARED_TOKENS = 32
+CARD_SUFFIX = ".conversion.json"
+
+
+class ConversionCard(Frozen):
+    """What FILE.conversion.json says about an export."""
+
+    source: str
+    source_format: str
+    target_format: str
+    variant: str
+    """Layout of the MTP layer, GGUF type, or empty."""
+    num_source_tensors: int
+    num_equal: int
+    """Tensors whose bits were found again in the export, read back."""
+    num_rounded: int
+    """Tensors that the export holds with fewer bits."""
+    num_left_out: int
+    """Tensors of the MTP layer, which GGUF files leave out."""
+    largest_rounding: float
+    """The largest difference of a number, over its tensor's largest magnitude; 0 where nothing was rounded."""
+    tensors_sha256: str
+    """Of names, dtypes, shapes and bytes of the source's tensors; equal for equal weights in hf, native and
+    megatron."""
+    files: dict[str, str]
+    """Sha256 of each file of the export, by its path."""
+    largest_logit_difference: float | None
+    """Between source and export, both computed here by the same code; of a GGUF file the log-probabilities of the same
+    tokens by llama.cpp; null where that was not done."""
+    not_compared: str
+    """Why not; else empty."""
+
+    def describe(self, target: Path) -> str:
+        """Two lines for a terminal."""
+        logits = self.not_compared if self.largest_logit_difference is None else self.largest_logit_difference
+        return (
+            f"{target}: {self.num_source_tensors:,} tensors of {self.source_format}, {self.num_equal:,} equal, "
+            f"{self.num_rounded:,} rounded (by at most {self.largest_rounding:.1e} of the largest number), "
+            f"{self.num_left_out:,} left out\nlargest logit difference: {logits}; card: {card_path(target)}"
+        )
+
+
+def convert_checkpoint(
+    source: CheckpointSource,
+    target: Path,
+    to: TargetFormat,
+    *,
+    mtp_layout: MtpLayout = "4.6",
+    gguf_type: GgufType = "BF16",
+) -> ConversionCard:
+    """Raises ValueError for what the format cannot hold and for numbers that are not finite; then neither `target` nor
+    its card exists."""
+    refuse_target(target, to)
+    refuse_unsuitable(source, to, mtp_layout)
+    with _appearing(target) as temporary:
+        hashed = HashedTensors(source)
+        if to == "gguf":
+            _write_gguf(source, hashed, temporary, gguf_type)
+            found = compare_gguf(temporary, source)
+        else:
+            _write(source, hashed, temporary, to, mtp_layout)
+            found = _compare(temporary, hashed)
+        difference, reason = _logits(source, temporary, to)
+        variant = {"hf": mtp_layout if source.recipe.num_nextn_predict_layers else "", "gguf": gguf_type}.get(to, "")
+        card = ConversionCard(
+            source=str(source.path),
+            source_format=source.format,
+            target_format=to,
+            variant=variant,
+            num_source_tensors=len(source.shapes),
+            num_equal=found.num_equal,
+            num_rounded=found.num_rounded,
+            num_left_out=found.num_left_out,
+            largest_rounding=found.largest_rounding,
+            tensors_sha256=hashed.digest(),
+            files=_files_of(temporary, target.name),
+            largest_logit_difference=difference,
+            not_compared=reason,
+        )
+    replace_durably(card_path(target), (card.model_dump_json(indent=1) + "\n").encode())
+    return card
+
+
+def card_path(target: Path) -> Path:
+    """The card of an export, beside it."""
+    return target.with_name(target.name + CARD_SUFFIX)
+
+
+def refuse_target(target: Path, to: TargetFormat) -> None:
+    """Raises ValueError for a place that is taken or does not exist."""
+    for path in (target, card_path(target)):
+        if path.exists():
+            raise ValueError(f"{path} exists: name a new {'file' if to == 'gguf' else 'directory'}")
+    if not target.absolute().parent.is_dir():
+        raise ValueError(f"the directory of {target} does not exist: make it first")
+    if (to == "gguf") != (target.suffix == ".gguf"):
+        raise ValueError(f"{target} and --to {to}: a file that ends in .gguf is of format gguf, and no other")
+
+
+def refuse_unsuitable(source: CheckpointSource, to: TargetFormat, mtp_layout: MtpLayout) -> None:
+    """Raises ValueError for what a format cannot hold."""
+    if source.is_scored and to in ("gguf", "megatron"):
+        raise ValueError(f"{source.path} is a reward model: convert it to hf or native")
+    if mtp_layout == "4.5" and (to != "hf" or not source.recipe.num_nextn_predict_layers):
+        raise ValueError("--mtp-layout 4.5 is one of hf, for a model with an MTP layer: leave it out")
+    if to == source.format != "hf":
+        raise ValueError(f"{source.path} is of format {to} already: copy it")
+    if to == "gguf" and source.format != "hf":
+        raise ValueError(f"{source.path} is of format {source.format}: convert it to hf first, then that to gguf")
+    if to == "gguf" and not (source.config_dir / TOKENIZER_FILE).is_file():
+        raise ValueError(f"{source.config_dir / TOKENIZER_FILE} does not exist: a GGUF file holds its tokenizer")
+
+
+class HashedTensors:
+    """Reads the source's tensors, and keeps a digest of each."""
+
+    def __init__(self, source: CheckpointSource) -> None:
+        self.source = source
+        self.digests: dict[str, str] = {}
+
+    def read(self, name: str) -> Tensor:
+        tensor = self.source.read(name)
+        self.digests.setdefault(name, digest_of_tensor(tensor))
+        return tensor
+
+    def digest(self) -> str:
+        """Of all tensors; those that the export did not need are read for it."""
+        for name in self.source.shapes:
+            if name not in self.digests:
+                self.read(name)
+        lines = "".join(f"{name} {self.digests[name]}\n" for name in sorted(self.digests))
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def digest_of_tensor(tensor: Tensor) -> str:
+    """Sha256 of dtype, shape and bytes."""
+    digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+    digest.update(tensor_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _write(
+    source: CheckpointSource, hashed: HashedTensors, target: Path, to: TargetFormat, mtp_layout: MtpLayout
+) -> None:
+    target.mkdir()
+    if to == "hf":
+        _write_hf(source, hashed, target, mtp_layout)
+        _copy_texts(source, target)
+    elif to == "native":
+        (target / HANDOVER).mkdir()
+        shards = plan_shards(source.shapes, torch.float32, MAX_SHARD_BYTES)
+        for number, names in enumerate(shards, 1):
+            layout = {name: (source.shapes[name], torch.float32) for name in names}
+            write_safetensors(target / HANDOVER / f"master-{number:05d}{WEIGHTS_SUFFIX}", layout, hashed.read)
+        (target / HANDOVER / "state.json").write_text(imported_position())
+        (target / HF).mkdir()
+        _write_config(source, target / HF)
+        _copy_texts(source, target / HF)
+    else:
+        write_megatron(target, source.recipe, source.shapes, lambda name: stored_dtype(name, source.dtype), hashed.read)
+        _write_config(source, target)
+        _copy_texts(source, target)
+
+
+def _write_hf(source: CheckpointSource, hashed: HashedTensors, target: Path, mtp_layout: MtpLayout) -> None:
+    copies = mtp_copies(source.recipe) if mtp_layout == "4.5" else {}
+    shapes = source.shapes | {name: source.shapes[trunk] for name, trunk in copies.items()}
+    write_checkpoint(
+        lambda name: hashed.read(copies.get(name, name)),
+        dict(sorted(shapes.items())),
+        _config(source),
+        target,
+        dtype=source.dtype,
+        max_shard_bytes=MAX_SHARD_BYTES,
+    )
+
+
+def _config(source: CheckpointSource) -> Mapping[str, object]:
+    known = {key: value for key, value in source.config.items() if key != "torch_dtype"}
+    return dict(sorted((known | {"dtype": str(source.dtype).removeprefix("torch.")}).items()))
+
+
+def _write_config(source: CheckpointSource, directory: Path) -> None:
+    (directory / CONFIG_FILE).write_text(json.dumps(_config(source), indent=2) + "\n")
+
+
+def _copy_texts(source: CheckpointSource, directory: Path) -> None:
+    """Tokenizer, chat template and what else is text beside the weights."""
+    for path in checkpoint_files(source.config_dir):
+        if path.suffix != WEIGHTS_SUFFIX and path.name not in (CONFIG_FILE, INDEX_FILE, LATEST_FILE, "metadata.json"):
+            shutil.copyfile(path, directory / path.name)
+
+
+def _write_gguf(source: CheckpointSource, hashed: HashedTensors, target: Path, gguf_type: GgufType) -> None:
+    from tasks.release.convert_to_gguf import MODEL_NAME
+
+    hashed.digest()  # refuses numbers that are not finite before anything is written
+    write_gguf(source.config_dir, source.config_dir / TOKENIZER_FILE, target, gguf_type=gguf_type, name=MODEL_NAME)
+
+
+def _compare(target: Path, hashed: HashedTensors) -> ConvertedTensors:
+    """Read the export back. Raises RuntimeError where a tensor is not the source's bit for bit."""
+    written = open_source(target)
+    for name in written.shapes:
+        if digest_of_tensor(written.read(name)) != hashed.digests[name]:
+            raise RuntimeError(f"{target}: tensor {name} differs from the source's: check the disk, convert again")
+    return ConvertedTensors(num_equal=len(written.shapes), num_rounded=0, num_left_out=0, largest_rounding=0.0)
+
+
+def _logits(source: CheckpointSource, target: Path, to: TargetFormat) -> tuple[float | None, str]:
+    """The largest difference over one text of random tokens, or why there is none."""
+    num_parameters = count_parameters(source.recipe).total
+    if source.is_scored or num_parameters > MAX_COMPARED_PARAMETERS:
+        why = "a reward model has none" if source.is_scored else f"{num_parameters:,} parameters in float32, twice"
+        return None, why
+    generator = torch.Generator().manual_seed(0)
+    num_tokens = min(NUM_COMPARED_TOKENS, source.recipe.max_position_embeddings)
+    token_ids_BT = torch.randint(0, source.recipe.vocab_size, (1, num_tokens), generator=generator)
+    with torch.inference_mode():
+        ours = source.load()(token_ids_BT).logits_BTV
+        if to == "gguf":
+            return compare_served(target, source, token_ids_BT[0], ours[0]), ""
+        theirs = open_source(target).load()(token_ids_BT).logits_BTV
+    return float((ours - theirs).abs().max()), ""
+
+
+def _files_of(path: Path, name: str) -> dict[str, str]:
+    if path.is_file():
+        return {name: hash_file(path)}
+    return {str(each.relative_to(path)): hash_file(each) for each in sorted(path.rglob("*")) if each.is_file()}
+
+
+@contextmanager
+def _appearing(target: Path) -> Iterator[Path]:
+    """A name beside `target` for a file or directory, which gets its name when the block ends."""
+    temporary = target.with_name(f".{target.name}.partial")
+    _remove(temporary)
+    try:
+        yield temporary
+        temporary.rename(target)
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,72 @@
+"""The page of a server's profile: what was measured here as table and curves, and apart from it what others state."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from configs.schema import Frozen
+from tasks.report.report_charts import Line, curves
+from tasks.report.report_page import Section, page, paragraph, table
+
+if TYPE_CHECKING:
+    from tasks.release.server_profile import ServerProfile
+
+PUBLISHED_PATH = Path(__file__).with_name("published_figures.yaml")
+COLUMNS = ("concurrent", "requests", "tokens", "first token s, p50", "p95", "between tokens s, p50", "p95", "tokens/s")
+
+
+class PublishedFigure(Frozen):
+    """A figure that others state."""
+
+    figure: str
+    value: str
+    of: str
+    source: str
+
+
+@cache
+def published_figures() -> tuple[PublishedFigure, ...]:
+    """All of published_figures.yaml; S0 is explained in docs/source-documents.md."""
+    entries = yaml.safe_load(PUBLISHED_PATH.read_text(encoding="utf-8"))
+    return tuple(PublishedFigure.model_validate(entry) for entry in entries)
+
+
+def profile_page(profile: ServerProfile) -> str:
+    """A whole HTML file."""
+    rows = [
+        (
+            each.concurrency,
+            each.num_requests,
+            each.num_tokens,
+            *each.seconds_to_first_token,
+            *each.seconds_between_tokens,
+            each.tokens_per_second,
+        )
+        for each in profile.levels
+    ]
+    facts = [("highest tokens/s", f"{max(each.tokens_per_second for each in profile.levels):,.1f}")]
+    if profile.memory_bytes is not None:
+        facts.append(("memory of the server", f"{profile.memory_bytes / 1e6:,.0f} MB"))
+    drafts = profile.drafts
+    if drafts is not None:
+        gain = drafts.tokens_per_second_with_drafts / drafts.tokens_per_second
+        facts += [("speed with drafts, over without", f"{gain:.2f}"), ("accepted", f"{drafts.acceptance_rate:.0%}")]
+    speed = Line("tokens/s", [(each.concurrency, each.tokens_per_second) for each in profile.levels])
+    waits = [
+        Line(name, [(each.concurrency, each.seconds_to_first_token[part]) for each in profile.levels], colour)
+        for part, (name, colour) in enumerate((("median", "accent"), ("95th percentile", "second")))
+    ]
+    measured = table(COLUMNS, rows) + (paragraph(profile.not_measured, "soft") if profile.not_measured else "")
+    several = len(profile.levels) > 1
+    quoted = [(each.figure, each.value, each.of, each.source) for each in published_figures()]
+    sections = [
+        Section("Measured here", measured),
+        Section("Throughput", curves("concurrent requests", "tokens/s", [speed]) if several else ""),
+        Section("Time to first token", curves("concurrent requests", "seconds", waits) if several else ""),
+        Section("Quoted, not measured", table(("figure", "value", "of", "source"), quoted)),
+    ]
+    return page(f"Profile of {profile.target}", "Answers of one length, greedy", "", facts, sections)

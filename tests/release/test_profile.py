@@ -1,0 +1,50 @@
+"""A profile of a real server: its table agrees with its JSON, quoted figures stay apart, and drafts change no token."""
+
+from __future__ import annotations
+
+import pytest
+
+from configs.schema import ServingResources
+from flows.cli.targets.profile_target import parse_levels, profile_target
+from infra.serving.model_client import ServerFailedError
+from infra.serving.model_server import running_model_server
+from tasks.release.convert_checkpoint import convert_checkpoint
+from tasks.release.server_profile import ServerProfile, measure_drafts
+from tasks.report.profile_page import published_figures
+from tests.release.test_conversion import SHAPES, open_source, saved
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("profile") / "hf", SHAPES["355B"])
+
+
+def test_a_server_is_measured_at_each_concurrency(checkpoint, tmp_path, home):
+    convert_checkpoint(open_source(checkpoint), tmp_path / "m.gguf", "gguf")
+    resources = ServingResources(
+        host="127.0.0.1", port=0, num_threads=1, context_length=256, startup_timeout_seconds=60.0
+    )
+    with running_model_server(tmp_path / "m.gguf", resources, tmp_path / "log") as server:
+        done = profile_target(server.url, home, "tiny", None, (1, 3), 8, "", "", tmp_path / "out")
+    assert done == ServerProfile.model_validate_json((tmp_path / "out" / "profile.json").read_text())
+    assert [(each.concurrency, each.num_requests, each.num_tokens) for each in done.levels] == [(1, 4, 32), (3, 4, 32)]
+    assert all(0 < each.seconds_to_first_token[0] <= each.seconds_to_first_token[1] for each in done.levels)
+    assert done.levels[1].seconds_to_first_token[1] > done.levels[0].seconds_to_first_token[0], "one slot: others wait"
+    html = (tmp_path / "out" / "profile.html").read_text()
+    measured, _, quoted = html.partition("Quoted, not measured</h2>")
+    assert all(each.source in quoted and each.source not in measured for each in published_figures())
+    with pytest.raises(ServerFailedError, match="stopped answering at the first request"):
+        profile_target(server.url, home, "tiny", None, (1,), 8, "m", "", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_drafts_change_the_speed_and_no_token(checkpoint):
+    drafts, reason = measure_drafts(checkpoint, 12)
+    assert drafts is not None and not reason
+    assert drafts.num_equal == drafts.num_answers == 4 and 0 <= drafts.acceptance_rate <= 1
+
+
+@pytest.mark.parametrize("text", ["", "0,1", "2,1", "1,1", "a"])
+def test_levels_that_do_not_rise_are_refused(text):
+    with pytest.raises(ValueError, match="write rising numbers of requests"):
+        parse_levels(text)
