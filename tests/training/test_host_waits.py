@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ class Engine:
         self.num_steps += 1
 
 
-def build(recompute: str) -> Trainable:
+def build(recompute: Literal["none", "selective", "full"]) -> Trainable:
     with META:
         model = Glm4Moe(GLM46).to(torch.bfloat16)
     recompute_activations(model, recompute, 1)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from model.architecture.transformer import Glm4Moe
+from model.optimizer.optimizer import Muon
 from tasks.training.loop.prepare_training import divide_model
 from tasks.training.parallel.partitions import pieces_of
 from tasks.training.parallel.ranks import connect_ranks
@@ -34,6 +35,7 @@ def counted_step(rank, num_ranks, changes):
     ranks, model = connect_ranks(resources), random_model(MODEL, std=0.1)
     divide_model(model, ranks, resources)
     optimizer = build_any_optimizer(model, "muon")
+    assert isinstance(optimizer, Muon)
     engine = initialize(model, optimizer, ranks, resources)
     rows = micro_batches(4, 16, is_segmented=False)[ranks.data.rank :: ranks.data.size]
     step_on_ranks(engine, model, ranks, rows)  # finds the homes

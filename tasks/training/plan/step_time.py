@@ -106,7 +106,7 @@ def step_time(
         "expert": copies_bytes * expert_time,
         "stages": stage_bytes / outside,
     }
-    gradient_bytes, update = _update(recipe, resources, machine, element)
+    gradient_bytes, update = _update(recipe, resources, machine, element, num_batches, passes)
     once = {"gradients": gradient_bytes / outside, "update": update}
     waiting = sum(per_batch.values()) * (stages - 1)
     seconds = sum(per_batch.values()) * (num_batches + stages - 1) + sum(once.values())
@@ -167,9 +167,14 @@ def _experts_traffic(resources: TrainingResources, machine: Machine) -> tuple[fl
 
 
 def _update(
-    recipe: TrainingRecipe, resources: TrainingResources, machine: Machine, element: int
+    recipe: TrainingRecipe, resources: TrainingResources, machine: Machine, element: int, num_batches: int, passes: int
 ) -> tuple[float, float]:
-    """Bytes that a rank sends to sum gradients and to give back weights, and seconds of the optimizer."""
+    """Bytes that a rank sends to sum gradients and to give back weights, and seconds of the optimizer. ZeRO 2 sums
+    after every micro-batch, ZeRO 3 also gathers weights for every pass."""
+    zero = resources.zero_stage
+    per_element = 2 * FLOAT32_BYTES + element * (zero > 0)
+    if zero >= 2:
+        per_element = FLOAT32_BYTES * num_batches + element * (1 if zero == 2 else num_batches * passes)
     layers = stage_layers(recipe.model, resources.pipeline_parallel)
     replicas = data_parallel(resources) * resources.context_parallel
     sent = seconds = 0.0
@@ -188,7 +193,7 @@ def _update(
             is_expert = part.divided_over == "expert"
             among = replicas * resources.tensor_parallel // resources.expert_parallel if is_expert else replicas
             held = part.trained / over[part.divided_over]
-            bytes_sent += held * (2 * FLOAT32_BYTES + element) * (among - 1) / among
+            bytes_sent += held * per_element * (among - 1) / among
             elements += held / (among if resources.zero_stage else 1)
         # Muon's five steps cost about 20 products per element and unit of a matrix' short side.
         side = min(recipe.model.moe_intermediate_size, recipe.model.hidden_size)
