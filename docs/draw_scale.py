@@ -94,11 +94,8 @@ def _roofline() -> list[str]:
         part = kept[name]
         cells = ("teraflops", "gigabytes", "gigabytes_beside_products", "launches", "milliseconds")
         lines.append(f"| {name} | {' | '.join(f'{part[cell]:,}' for cell in cells)} |")
-    return [
-        *lines,
-        "",
-        f"{kept['tokens']:,} tokens: {kept['tokens_per_second']:,} per second, {kept['ours']:.1f} % of peak.",
-    ]
+    passes = f"The passes of {kept['tokens']:,} tokens: {kept['tokens_per_second']:,} per second"
+    return [*lines, "", f"{passes}, {kept['ours']:.1f} % of peak; a step adds one update."]
 
 
 def drawn() -> str:

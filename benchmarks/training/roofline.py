@@ -76,7 +76,8 @@ def _flops(func, args: tuple, kwargs: dict, result) -> int:
     if "_grouped_mm" in str(func):
         rows, matrices = args[0], args[1]
         return 2 * prod(rows.shape) * matrices.shape[-1]
-    formula = flop_registry.get(func._overloadpacket)
+    packet = torch.ops.aten.addmm if "addmm_." in str(func) else func._overloadpacket
+    formula = flop_registry.get(packet)
     return formula(*args, **kwargs, out_val=result) if formula else 0
 
 

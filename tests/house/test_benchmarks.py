@@ -75,6 +75,7 @@ OTHER_RECORDS = {
     "data.personal_data": {"labelled", "unit"},
     "data.stages": {"ours", "table", "unit", "versions"},
     "phases": {"ours", "unit", "figures", "versions"},
+    "training.roofline": {"ours", "unit", "tokens", "passes", "update", "versions"},
 }
 """Benchmarks of what no library does, and what their records hold."""
 RUN_TOY = """

@@ -2,7 +2,7 @@
 
 Nothing overlaps here, because the engine overlaps nothing but the shared expert: a step is the sum of its parts. Work
 of one micro-batch is that of the fullest pipeline stage. Experts are used evenly. What a rank reads and writes beside
-matrix products follows from the tensors that a layer keeps: tests/training/test_step_time.py counts it.
+matrix products follows from the tensors that a layer keeps: tests/training/size/test_step_time.py counts it.
 """
 
 from __future__ import annotations
