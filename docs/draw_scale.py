@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.training.train_step_gpu import LARGE
 from configs.load import load_scale
 from configs.schema import TrainingRecipe, TrainingResources
-from model.architecture.counts import count_parameters
+from model.architecture.counts import count_parameters, count_trained
 from tasks.training.plan.machine import H100, H800, HOURS_TO_FAILURE, Machine
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.plan_training import attended_tokens
@@ -73,10 +73,10 @@ def _traffic_row(name: str, recipe: TrainingRecipe, found: Found) -> str:
     step, own = found.step, found.resources
     sent = (step.tensor_bytes, step.context_bytes, step.expert_bytes, step.stage_bytes, step.gradient_bytes)
     counts = count_parameters(recipe.model)
-    state = 0.0
-    if recipe.adapter.kind == "none":
-        # Master and momentum in float32; the embedding has two moments.
-        state = 8.0 * counts.total + 4.0 * counts.embeddings / 2
+    trained = count_trained(recipe.model, recipe.adapter).total(recipe.model)
+    # Master and momentum in float32; what AdamW updates has two moments: of Muon's phases the embedding.
+    two_moments = trained if recipe.optimizer.kind == "adamw" else counts.embeddings / 2
+    state = 8.0 * trained + 4.0 * two_moments * (recipe.adapter.kind == "none" or recipe.optimizer.kind == "adamw")
     hashed = state / HASHED_PER_SECOND / 60
     hours = HOURS_TO_FAILURE / own.num_ranks
     cells = [name, f"{own.num_ranks:,}", *(f"{each / 1e9:.1f}" for each in sent)]

@@ -132,7 +132,8 @@ def main() -> None:
         unit="% of peak, computed and not measured",
         tokens=tokens,
         tokens_per_second=round(tokens / taken["passes"]),
-        **parts,
+        passes=parts["passes"],
+        update=parts["update"],
     )
 
 
