@@ -158,13 +158,23 @@ def _leave(code: int) -> NoReturn:
 
 
 @app.command()
-def plan(scale: SCALE, as_json: JSON = False) -> None:
+def plan(
+    scale: SCALE,
+    as_json: JSON = False,
+    search: Annotated[bool, typer.Option("--search", help="also the fastest topology of each phase")] = False,
+    machine: Annotated[
+        str, typer.Option(help="whose links and memory the hours are derived from: h100, h800")
+    ] = "h100",
+) -> None:
     """Print the parameters, tokens, steps, memory and phases of a scale. Trains nothing."""
     with usage_errors():
         from configs.load import load_scale
+        from tasks.training.plan.machine import MACHINES
         from tasks.training.plan.plan_training import plan_training
 
-        planned = plan_training(load_scale(scale))
+        if machine.lower() not in MACHINES:
+            raise ValueError(f"machine {machine} is not known: give one of {', '.join(MACHINES)}")
+        planned = plan_training(load_scale(scale), MACHINES[machine.lower()], searches=search)
         print(planned.model_dump_json() if as_json else planned.describe())
 
 

@@ -24,7 +24,7 @@ class WithinDocuments(NamedTuple):
     """int32."""
     bounds: Tensor
     """Where documents begin in the flattened positions of all rows, int32; the last entry is the number of these
-    positions."""
+    positions. On an accelerator that number fills the places up to a bound of the number of documents."""
 
 
 Visible = Tensor | WithinDocuments | None
@@ -56,7 +56,7 @@ def attend_by_document(query_BTNH: Tensor, key_BTGH: Tensor, value_BTGH: Tensor,
     """Causal attention over each document by itself: flash attention over unequal lengths on a GPU, else one call per
     document."""
     query_RNH, key_RGH, value_RGH = query_BTNH.flatten(0, 1), key_BTGH.flatten(0, 1), value_BTGH.flatten(0, 1)
-    if query_BTNH.device.type == "cuda" and query_BTNH.dtype in (torch.bfloat16, torch.float16):
+    if query_BTNH.device.type != "cpu" and query_BTNH.dtype in (torch.bfloat16, torch.float16):
         from torch.nn.attention.varlen import varlen_attn
 
         longest = query_BTNH.shape[1]  # a bound: the exact length would have to be read on the host
@@ -114,11 +114,16 @@ class Attention(nn.Module):
         return self.o_proj(self.attend(query_BTNH, key_BSGH, value_BSGH, visible_BTS).flatten(2))
 
 
-def visible_within_segments(segment_ids_BT: Tensor) -> WithinDocuments:
-    """Causal visibility inside documents, which are runs of one document number."""
+def visible_within_segments(segment_ids_BT: Tensor, max_documents: int | None = None) -> WithinDocuments:
+    """Causal visibility inside documents, which are runs of one document number. `max_documents` bounds the number of
+    runs: with it an accelerator does not wait until the host has counted them."""
     positions_T = torch.arange(segment_ids_BT.shape[1], device=segment_ids_BT.device, dtype=torch.int32)
     is_first_BT = torch.ones_like(segment_ids_BT, dtype=torch.bool)
     is_first_BT[:, 1:] = segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1]
     starts_BT = torch.where(is_first_BT, positions_T, 0).cummax(dim=1).values
-    begins = is_first_BT.flatten().nonzero().flatten()
+    is_first_R = is_first_BT.flatten()
+    if max_documents is None or segment_ids_BT.device.type == "cpu":
+        begins = is_first_R.nonzero().flatten()
+    else:
+        begins = torch.nonzero_static(is_first_R, size=max_documents, fill_value=segment_ids_BT.numel()).flatten()
     return WithinDocuments(starts_BT, torch.cat([begins, begins.new_tensor([segment_ids_BT.numel()])]).to(torch.int32))

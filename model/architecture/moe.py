@@ -71,11 +71,13 @@ class _WeightedGather(torch.autograd.Function):
 
 def dispatch(tokens_TD: Tensor, expert_ids_TK: Tensor, num_experts: int) -> Dispatched:
     """Copy every token to its experts' rows and count the rows of each expert."""
-    order_R = expert_ids_TK.flatten().argsort(stable=True)
+    ids_R, order_R = expert_ids_TK.flatten().sort(stable=True)
     slots_TK = torch.empty_like(order_R)
     slots_TK[order_R] = torch.arange(order_R.numel(), device=order_R.device)
     slots_TK = slots_TK.view_as(expert_ids_TK)
-    counts_E = torch.bincount(expert_ids_TK.flatten(), minlength=num_experts)
+    # Not bincount: on a GPU it reads the highest id on the host, which waits for all kernels before it.
+    ends_E = torch.searchsorted(ids_R, torch.arange(num_experts, device=ids_R.device), right=True)
+    counts_E = ends_E.diff(prepend=ends_E.new_zeros(1))
     return Dispatched(_Gather.apply(tokens_TD, order_R, slots_TK), counts_E, order_R, slots_TK)
 
 

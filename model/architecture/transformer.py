@@ -137,6 +137,7 @@ class Glm4Moe(nn.Module):
         target_weights_BT: Tensor | None = None,
         temperature: float = 1.0,
         segment_ids_BT: Tensor | None = None,
+        max_documents: int | None = None,
         mtp_segment_ids_BT: Tensor | None = None,
         mtp_target_ids_BT: Tensor | None = None,
         preference: Preference | None = None,
@@ -148,15 +149,16 @@ class Glm4Moe(nn.Module):
         `target_weights_BT` weighs the next token's cross-entropy per position and `temperature` divides its logits: a
         policy gradient is that of the distribution the answers were sampled from. Neither touches the MTP loss.
         `segment_ids_BT` (document number per position) keeps attention inside documents and takes MTP targets of
-        another document out of the loss. `mtp_segment_ids_BT` does only the latter, for rows whose attention runs over
-        document ends as in pre-training; `mtp_target_ids_BT` gives those targets themselves, for parts of rows: the
-        targets of a part's last positions come after the part. Whether a document's last position is trained to predict
-        the next document's first token is decided by `target_ids_BT`. `preference` makes neighbouring rows pairs, whose
-        loss takes the place of the next token's cross-entropy, and `values` are those of a critic, whose loss does.
+        another document out of the loss; `max_documents` bounds how many runs of one number its rows have.
+        `mtp_segment_ids_BT` does only the latter, for rows whose attention runs over document ends as in
+        pre-training; `mtp_target_ids_BT` gives those targets themselves, for parts of rows: the targets of a part's
+        last positions come after the part. Whether a document's last position is trained to predict the next
+        document's first token is decided by `target_ids_BT`. `preference` makes neighbouring rows pairs, whose loss
+        takes the place of the next token's cross-entropy, and `values` are those of a critic, whose loss does.
         """
         assert cache is None or (target_ids_BT is None and segment_ids_BT is None), "a cache serves generation only"
         embedded_BTD = self.model.embed_tokens(token_ids_BT)
-        trunk = self.run_trunk(embedded_BTD, segment_ids_BT, cache)
+        trunk = self.run_trunk(embedded_BTD, segment_ids_BT, cache, max_documents)
         if target_ids_BT is None:
             return ModelOutput(None, self.stack_counts(trunk.counts), self.lm_head(self.model.norm(trunk.hidden_BTD)))
         return self.losses(
@@ -166,6 +168,7 @@ class Glm4Moe(nn.Module):
             target_weights_BT=target_weights_BT,
             temperature=temperature,
             segment_ids_BT=segment_ids_BT,
+            max_documents=max_documents,
             mtp_segment_ids_BT=mtp_segment_ids_BT,
             mtp_target_ids_BT=mtp_target_ids_BT,
             preference=preference,
@@ -181,6 +184,7 @@ class Glm4Moe(nn.Module):
         target_weights_BT: Tensor | None = None,
         temperature: float = 1.0,
         segment_ids_BT: Tensor | None = None,
+        max_documents: int | None = None,
         mtp_segment_ids_BT: Tensor | None = None,
         mtp_target_ids_BT: Tensor | None = None,
         preference: Preference | None = None,
@@ -202,7 +206,7 @@ class Glm4Moe(nn.Module):
         if self.recipe.num_nextn_predict_layers and not self.runs_mtp:
             counts = [*counts, torch.zeros(self.recipe.n_routed_experts, dtype=torch.int64, device=lm.device)]
         elif self.recipe.num_nextn_predict_layers and target_ids_BT.shape[1] > 1:
-            output = self.run_mtp(embedded_BTD, hidden_BTD, segment_ids_BT)
+            output = self.run_mtp(embedded_BTD, hidden_BTD, segment_ids_BT, max_documents)
             if mtp_target_ids_BT is None:
                 segments = mtp_segment_ids_BT if mtp_segment_ids_BT is not None else segment_ids_BT
                 mtp_target_ids_BT = mtp_targets(target_ids_BT, segments)
@@ -218,10 +222,16 @@ class Glm4Moe(nn.Module):
         """The trunk's normalised hidden states, (B, T, D): what `lm_head` takes."""
         return self.model.norm(self.run_trunk(self.model.embed_tokens(token_ids_BT), None, cache).hidden_BTD)
 
-    def run_trunk(self, embedded_BTD: Tensor, segment_ids_BT: Tensor | None, cache: KVCache | None) -> LayersOutput:
+    def run_trunk(
+        self,
+        embedded_BTD: Tensor,
+        segment_ids_BT: Tensor | None,
+        cache: KVCache | None,
+        max_documents: int | None = None,
+    ) -> LayersOutput:
         """The trunk's layers, of a pipeline stage those that it holds; segments as in `forward`."""
         num_new = embedded_BTD.shape[1] * self.num_slices
-        visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT)
+        visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT, max_documents)
         if cache is not None:
             visible_BTS = cache.visible_BTS(num_new)
         rotary = self._rotary(num_new, self.part * num_new, embedded_BTD.device)
@@ -233,7 +243,9 @@ class Glm4Moe(nn.Module):
             cache.advance(num_new)
         return output
 
-    def run_mtp(self, embedded_BTD: Tensor, hidden_BTD: Tensor, segment_ids_BT: Tensor | None) -> LayerOutput:
+    def run_mtp(
+        self, embedded_BTD: Tensor, hidden_BTD: Tensor, segment_ids_BT: Tensor | None, max_documents: int | None = None
+    ) -> LayerOutput:
         """The MTP layer at positions 0..T-2, from the trunk's embeddings and normalised hidden states of all T
         positions."""
         num_positions = hidden_BTD.shape[1] * self.num_slices
@@ -242,7 +254,7 @@ class Glm4Moe(nn.Module):
         )
         # By the document of the hidden state, not of the next token: otherwise a document's first position would see
         # the document before.
-        visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT[:, :-1])
+        visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT[:, :-1], max_documents)
         return self.model.layers[-1](*self.pair_for_mtp(embedded_BTD, hidden_BTD), rotary, visible_BTS)
 
     def _rotary(self, num_positions: int, start: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ def orthogonalize(matrices: Tensor, num_steps: int) -> Tensor:
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     wide = (matrices.mT if is_tall else matrices).reshape(-1, *sorted(matrices.shape[-2:]))
     wide = wide / (torch.linalg.matrix_norm(wide, keepdim=True) + 1e-7)
-    if matrices.is_cuda:
+    if matrices.device.type != "cpu":
         wide = wide.half()  # tensor cores; after the normalisation nothing leaves float16's range
     steps = _step_on_squares if 3 * wide.shape[1] <= 2 * wide.shape[2] else _step_on_matrices
     result = steps(wide, num_steps)

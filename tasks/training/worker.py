@@ -30,6 +30,7 @@ from tasks.training.loop.prepare_training import load_checkpoint, prepare_traini
 from tasks.training.loop.rank_process import Interruption, configure_process
 from tasks.training.loop.training_step import NO_LOSSES, StepResult, pass_over, take_step
 from tasks.training.loop.validation import HeldOut
+from tasks.training.parallel.control import wait_for_all
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.policy.rewards import RewardError, refuse_constant_rewards
 from tasks.training.schedule.schedules import StepPlan, plan_step, trains_mtp
@@ -246,7 +247,7 @@ def roll_back(training: Training, spike: Spike) -> None:
                 f"step {spike.step}: {spike.reason}; {position}: back to before step {skipped.first_step}", flush=True
             )
             discard_checkpoints(training.work_dir, skipped.first_step - 1)
-    dist.barrier()
+    wait_for_all()
     if not is_rolled_back:
         raise too_many_spikes(recipe.spikes, spike, num_rollbacks, position, training.work_dir)
 
@@ -306,7 +307,7 @@ def train_to_end(job: TrainingJob, interruption: Interruption) -> Training:
             print(error, flush=True)
             if dist.get_rank() == 0:
                 discard_checkpoints(training.work_dir, error.step - 1)
-            dist.barrier()
+            wait_for_all()
         training.close()
         del training
         gc.collect()  # the engine holds itself: without this two of them would be in memory
@@ -324,7 +325,7 @@ def run(job: TrainingJob) -> int:
         return os.EX_TEMPFAIL
     if dist.get_rank() == 0:
         export_checkpoint(job)
-    dist.barrier()
+    wait_for_all()
     dist.destroy_process_group()
     return 0
 

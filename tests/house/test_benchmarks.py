@@ -45,6 +45,7 @@ TOYS: dict[str, Toy] = {
         {"LENGTHS": (1.0, 2.0), "VALIDATION_ROWS": 4, "SAMPLE_CHARS": 40_000, "MODEL": {"hidden_size": 32}},
     ),
     "training.recompute": ("", {"BATCH": 1, "LENGTH": 64, "ROUNDS": 1, "RECIPE": SMALL}),
+    "training.roofline": ("", {"NUM_ROWS": 1, "LENGTH": 64, "RECIPE": SMALL}),
     "training.row_reading": ("--shards 6 --shard-tokens 20000 --rows 1 --steps 2 --step-seconds 0.01 --wait-ms 1", {}),
     "training.train_step": ("--rounds 1 --steps 1", {"BATCH": 1, "LENGTH": 64, "RECIPE": SMALL}),
     "data.corpus_cost": ("--terabytes 1", {}),
@@ -74,6 +75,7 @@ OTHER_RECORDS = {
     "data.personal_data": {"labelled", "unit"},
     "data.stages": {"ours", "table", "unit", "versions"},
     "phases": {"ours", "unit", "figures", "versions"},
+    "training.roofline": {"ours", "unit", "tokens", "passes", "update", "versions"},
 }
 """Benchmarks of what no library does, and what their records hold."""
 RUN_TOY = """

@@ -11,6 +11,7 @@ import pytest
 from configs.load import load_scale, scale_names
 from configs.schema import PHASE_TEMPLATES, TrainingResources
 from infra.jobs.open_launcher import SCHEDULERS
+from tasks.training.plan.machine import H800
 from tasks.training.plan.plan_training import plan_training
 from tests.conftest import ROOT
 
@@ -91,6 +92,9 @@ def test_figures_of_the_notes_are_the_plans():
     text = (ROOT / "docs" / "source-documents.md").read_text(encoding="utf-8")
     full, scaled = plan_training(load_scale("full")).phases[:5], plan_training(load_scale("scaled_down")).phases[:5]
     assert f"{sum(phase.training_flops for phase in full):.1e}".replace("e+", "e") in text
-    assert f"{sum(phase.hours for phase in full):.0f} hours" in text
-    assert f"{sum(phase.hours for phase in scaled):.0f} hours at 40 %" in text
+    derived = plan_training(load_scale("full"), H800).phases[:5]
+    assert f"{sum(phase.hours for phase in derived):,.0f} hours" in text
+    assert f"{sum(phase.hours for phase in scaled):.0f} hours as derived" in text
+    at_forty = [sum(phase.hours * phase.mfu / 0.4 for phase in each) for each in (full, scaled)]
+    assert f"{at_forty[0]:.0f} hours" in text and f"{at_forty[1]:.0f} hours at 40 %" in text
     assert f"a rank needs {full[0].rank_memory.total / 1e9:.0f} GB of 80" in text

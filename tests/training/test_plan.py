@@ -17,7 +17,7 @@ from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import to_checkpoint_tensors
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
 from tasks.training.plan.launch_rules import unavailable_training
-from tasks.training.plan.plan_training import ASSUMED_MFU, plan_training
+from tasks.training.plan.plan_training import plan_training
 from tasks.training.plan.rank_memory import rank_memory
 from tasks.training.plan.topology import data_parallel, impossible_topology
 from tasks.training.plan.worlds import smaller_worlds
@@ -127,7 +127,7 @@ def test_every_scale_can_be_trained_and_fits_its_ranks(name):
         assert (phase.impossible, phase.warnings) == ((), ())
         assert phase.rank_memory.total <= phase.rank_memory.available
         seconds = phase.training_flops / (
-            phase.num_ranks * load_scale(name).phases[0].resources.peak_flops_per_second * ASSUMED_MFU
+            phase.num_ranks * load_scale(name).phases[0].resources.peak_flops_per_second * phase.mfu
         )
         assert phase.hours == pytest.approx(seconds / 3600)
 

@@ -66,4 +66,7 @@ def _micro_batch(rows: list[np.ndarray], is_segmented: bool, device: torch.devic
     segment_ids_BT = torch.as_tensor(segments, dtype=torch.int64, device=device)[:, :-1]
     is_trained_BT = torch.as_tensor(trained, dtype=torch.bool, device=device)[:, 1:]
     target_ids_BT = tokens_BS[:, 1:].masked_fill(~is_trained_BT, IGNORED)
-    return MicroBatch(tokens_BS[:, :-1].contiguous(), target_ids_BT, segment_ids_BT, is_segmented)
+    num_documents = len(segments) + int((segments[:, 1:-1] != segments[:, :-2]).sum())
+    return MicroBatch(
+        tokens_BS[:, :-1].contiguous(), target_ids_BT, segment_ids_BT, is_segmented, max_documents=num_documents
+    )

@@ -22,6 +22,7 @@ from model.formats.checkpoint_names import checkpoint_shapes
 from model.formats.hf_checkpoint import is_reward_model, read_config
 from model.optimizer.optimizer import build_optimizer
 from tasks.training.loop.critic_training import start_critic
+from tasks.training.parallel.control import on_first_rank
 from tasks.training.parallel.deepspeed_config import deepspeed_config
 from tasks.training.parallel.expert_parallel import divide_experts
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
@@ -37,7 +38,7 @@ from tasks.training.plan.launch_rules import refuse_impossible_training
 from tasks.training.state.checkpoints import find_checkpoint
 from tasks.training.state.initial_weights import InitialWeights
 from tasks.training.state.job import TrainingJob
-from tasks.training.state.node_checkpoints import finish_uploads, on_first_rank
+from tasks.training.state.node_checkpoints import finish_uploads
 from tasks.training.state.position import PolicyProgress, Position
 from tasks.training.state.state import (
     load_critic,

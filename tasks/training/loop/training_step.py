@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,10 +23,7 @@ from tasks.training.parallel.ranks import Axis
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.schedule.schedules import StepPlan, learning_rate_at, value_at
 from tasks.training.state.position import StepLosses
-from tasks.training.state.spikes import Spike, SpikeError, TakenStep, find_spike
-
-if TYPE_CHECKING:
-    pass
+from tasks.training.state.spikes import SpikeError, TakenStep, find_spike
 
 
 @dataclass(frozen=True)
@@ -101,10 +98,10 @@ def take_step(
 
     `observed` is entered around the forward and backward passes, for a profiler. Raises SpikeError, on all ranks and
     before the optimizer, where loss or gradient norm exceed the medians of the `recent` steps too far."""
-    engine, ranks, device = trainable.engine, trainable.ranks, trainable.device
+    engine, ranks = trainable.engine, trainable.ranks
     mtp_weight = value_at(recipe.course.mtp_loss_weight, recipe.course_num_tokens, plan.start_tokens)
     balance_weight = recipe.course.balance_loss_weight
-    terms = torch.tensor([_num_terms(batch) for batch in micro_batches], device=device)
+    terms = torch.stack([batch.terms for batch in micro_batches])
     attended = torch.stack([batch.attended for batch in micro_batches]).sum(0)
     totals = _sum_over(torch.cat([terms.sum(0), attended]), ranks.replicas)
     shares = list(terms / totals[:3].clamp(min=1))
@@ -114,11 +111,13 @@ def take_step(
         sums, counts_LE = run_passes(trainable, micro_batches, shares, (mtp_weight, balance_weight))
     for axis in (ranks.replicas, ranks.pipeline):  # of a pipeline every stage holds its own part
         sums, counts_LE = _sum_over(sums, axis), _sum_over(counts_LE, axis)
-    losses = StepLosses.model_construct(**dict(zip(("lm", "mtp", "balance"), sums.tolist(), strict=True)))
-    total_loss = losses.lm + mtp_weight * losses.mtp + balance_weight * losses.balance
     reduce_partial(engine, trainable.model, ranks)
     grad_norm = gradient_norm(engine, trainable.model, ranks)
-    _refuse_spike(recipe, recent, step, total_loss, grad_norm, device)
+    # Context ranks hold parts of the same rows, and each counted whole rows.
+    figures = read_figures(sums, grad_norm, totals[3:] // ranks.context.size, counts_LE)
+    losses, grad_norm = figures.losses, figures.grad_norm
+    total_loss = losses.lm + mtp_weight * losses.mtp + balance_weight * losses.balance
+    _refuse_spike(recipe, recent, step, total_loss, grad_norm)
     clip_gradients(engine, trainable.model, ranks, grad_norm, recipe.optimizer.max_grad_norm)
     learning_rate = learning_rate_at(recipe.course, recipe.course_num_tokens, plan.end_tokens)
     set_learning_rate(trainable.optimizer, learning_rate)
@@ -127,8 +126,6 @@ def take_step(
     optimizer_seconds = time.perf_counter() - started
     bias_rate = value_at(recipe.course.router_bias_rate, recipe.course_num_tokens, plan.start_tokens)
     update_router_bias(trainable.model, counts_LE[router_rows(trainable.model)] if is_divided else counts_LE, bias_rate)
-    # Context ranks hold parts of the same rows, and each counted whole rows.
-    num_positions, squared_lengths = (totals[3:] // ranks.context.size).tolist()
     return StepResult(
         losses,
         total_loss,
@@ -136,11 +133,34 @@ def take_step(
         learning_rate,
         mtp_weight,
         bias_rate,
-        expert_use(counts_LE),
+        expert_use(figures.counts_LE),
         optimizer_seconds,
-        num_positions,
-        squared_lengths,
+        figures.num_positions,
+        figures.squared_lengths,
     )
+
+
+class Figures(NamedTuple):
+    """What the host knows of a step's passes."""
+
+    losses: StepLosses
+    grad_norm: float
+    num_positions: int
+    squared_lengths: int
+    counts_LE: Tensor
+
+
+def read_figures(sums: Tensor, grad_norm: Tensor, attended: Tensor, counts_LE: Tensor) -> Figures:
+    """The only place where the host waits for the accelerator in a step. All ranks get rank 0's values: their sums may
+    differ in rounding, and they decide alike. Counts are exact in float64."""
+    every = torch.cat([each.flatten().double() for each in (sums, grad_norm, attended, counts_LE)])
+    if dist.get_world_size() > 1:
+        dist.broadcast(every, src=0)
+    every = every.cpu()
+    lm, mtp, balance, norm, num_positions, squared_lengths = every[:6].tolist()
+    losses = StepLosses.model_construct(lm=lm, mtp=mtp, balance=balance)
+    counts = every[6:].to(torch.int64).view(counts_LE.shape)
+    return Figures(losses, norm, int(num_positions), int(squared_lengths), counts)
 
 
 def accumulate_gradients(
@@ -201,11 +221,6 @@ def _losses(output: ModelOutput) -> Losses:
     return output.losses
 
 
-def _num_terms(batch: MicroBatch) -> tuple[int, int, int]:
-    """Terms of the three means: next-token targets, MTP targets, sequences."""
-    return (0, 0, 0) if batch.is_filler else (batch.num_lm_targets, batch.num_mtp_targets, batch.num_rows)
-
-
 def _sum_over(values: Tensor, axis: Axis) -> Tensor:
     if axis.group is not None:
         dist.all_reduce(values, group=axis.group)
@@ -213,14 +228,9 @@ def _sum_over(values: Tensor, axis: Axis) -> Tensor:
 
 
 def _refuse_spike(
-    recipe: TrainingRecipe,
-    recent: tuple[TakenStep, ...],
-    step: int,
-    total_loss: float,
-    grad_norm: float,
-    device: torch.device,
+    recipe: TrainingRecipe, recent: tuple[TakenStep, ...], step: int, total_loss: float, grad_norm: float
 ) -> None:
-    """Raises SpikeError on all ranks where one sees a spike: rounding may differ among them."""
+    """Raises SpikeError, on all ranks or on none: they judge the same numbers."""
     spike = find_spike(
         recipe.spikes,
         recent,
@@ -229,10 +239,5 @@ def _refuse_spike(
         grad_norm,
         loss_is_a_measure=not isinstance(recipe.objective, PolicyObjective),
     )
-    if dist.get_world_size() > 1:
-        flag = torch.tensor(int(spike is not None), device=device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        if flag and spike is None:
-            spike = Spike(step, "another rank found a spike", total_loss, grad_norm, None, None)
     if spike is not None:
         raise SpikeError(spike)

@@ -33,8 +33,9 @@ def reduce_partial(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> N
 
 
 @torch.no_grad()
-def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> float:
-    """Norm of all gradients of the whole model, after the mean over ranks and before the optimizer.
+def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> torch.Tensor:
+    """Norm of all gradients of the whole model, after the mean over ranks and before the optimizer; a float64 scalar,
+    not read on the host.
 
     DeepSpeed's own norm is computed inside its step, and there is none without ZeRO.
     """
@@ -48,7 +49,7 @@ def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> fl
     for axis in (ranks.stage, ranks.pipeline):
         if axis.group is not None:
             dist.all_reduce(squares, group=axis.group)
-    return float(squares.sqrt())
+    return squares.sqrt()
 
 
 @torch.no_grad()

@@ -38,12 +38,16 @@ class MicroBatch:
     """Makes neighbouring rows pairs, whose loss is trained instead of cross-entropy."""
     values: ValueTargets | None = None
     """Makes the rows a critic's, whose loss at the targets is trained instead of cross-entropy."""
+    max_documents: int | None = None
+    """A bound of the number of runs of one segment id in the rows; None: on an accelerator the host counts them, for
+    which it waits."""
 
     @property
     def model_arguments(self) -> dict[str, Any]:
         """What the model takes beside the tokens."""
         segments = {"segment_ids_BT" if self.is_segmented else "mtp_segment_ids_BT": self.segment_ids_BT}
         return segments | {
+            "max_documents": self.max_documents,
             "target_ids_BT": self.target_ids_BT,
             "target_weights_BT": self.weights_BT,
             "temperature": self.temperature,
@@ -70,18 +74,23 @@ class MicroBatch:
         return torch.stack([is_filled_BT.sum(), (squares_up_to(runs_BT) * is_filled_BT).sum()]) * (not self.is_filler)
 
     @property
-    def num_lm_targets(self) -> int:
-        """Terms of the first loss's mean: targets, or pairs."""
+    def num_lm_targets(self) -> Tensor:
+        """Terms of the first loss's mean: targets, or pairs; a scalar, not read on the host."""
         if self.preference is not None:
-            return self.num_rows // 2
-        return int((self.target_ids_BT != IGNORED).sum())
+            return self.target_ids_BT.new_full((), self.num_rows // 2)
+        return (self.target_ids_BT != IGNORED).sum()
 
     @property
-    def num_mtp_targets(self) -> int:
+    def num_mtp_targets(self) -> Tensor:
         targets = self.mtp_target_ids_BT
-        return int(
-            ((mtp_targets(self.target_ids_BT, self.segment_ids_BT) if targets is None else targets) != IGNORED).sum()
-        )
+        return ((mtp_targets(self.target_ids_BT, self.segment_ids_BT) if targets is None else targets) != IGNORED).sum()
+
+    @property
+    def terms(self) -> Tensor:
+        """(3,), int64: terms of the means of the losses, which are next-token targets or pairs, MTP targets,
+        sequences."""
+        num_rows = self.target_ids_BT.new_full((), self.num_rows)
+        return torch.stack([self.num_lm_targets, self.num_mtp_targets, num_rows]) * (not self.is_filler)
 
 
 def squares_up_to(segment_ids_BT: Tensor) -> Tensor:

@@ -87,21 +87,19 @@ def connect_ranks(resources: TrainingResources) -> Ranks:
 
 
 def _axis(lines: set[tuple[int, ...]], *, is_for_deepspeed: bool = False) -> Axis:
-    """All ranks make all groups in one order, as torch demands, and keep their own.
+    """Each rank makes only its own group of an axis, and only the group's ranks wait for each other. All ranks make
+    their groups in the order of the axes, so that no two wait for each other in different groups. Made by everyone, as
+    torch does by default, 8,192 ranks would make thousands one after the other.
 
     DeepSpeed takes None for the whole world, so it gets a group even of one rank; where there is but one rank, the two
     are the same.
     """
-    own: Axis | None = None
-    for ranks in sorted(lines):
-        group = (
-            dist.new_group(list(ranks)) if len(ranks) > 1 or (is_for_deepspeed and dist.get_world_size() > 1) else None
-        )
-        if dist.get_rank() in ranks:
-            assert not isinstance(group, int), group  # NON_GROUP_MEMBER is for ranks outside
-            own = Axis(len(ranks), ranks.index(dist.get_rank()), ranks, group)
-    assert own is not None, (dist.get_rank(), lines)
-    return own
+    (ranks,) = (line for line in lines if dist.get_rank() in line)
+    group = None
+    if len(ranks) > 1 or (is_for_deepspeed and dist.get_world_size() > 1):
+        group = dist.new_group(list(ranks), use_local_synchronization=True)
+    assert not isinstance(group, int), group  # NON_GROUP_MEMBER is for ranks outside
+    return Axis(len(ranks), ranks.index(dist.get_rank()), ranks, group)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class VocabularyParallelHead(LanguageHead):
         whole_TD = gather_positions(hidden_BTD, target_ids_BT.shape[1], self.axis).flatten(0, 1)
         targets_T, weight_VD = target_ids_BT.flatten(), self.weight.float()
         pieces = []
-        for rows in vocabulary_chunks(whole_TD.shape[0], weight_VD.shape[0]):
+        for rows in vocabulary_chunks(whole_TD.shape[0], weight_VD.shape[0], whole_TD.device.type):
             logits_CV = whole_TD[rows].float() @ weight_VD.t()
             pieces.append(_SoftmaxOverRanks(logits_CV, targets_T[rows], self.axis).log_probabilities_C)
         return torch.cat(pieces).mul_(targets_T != IGNORED).view_as(target_ids_BT)
@@ -89,7 +89,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         total = hidden_TD.new_zeros((), dtype=torch.float32)
         grad_hidden_TD = torch.empty_like(hidden_TD) if wants_grad else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_grad else None
-        for rows in vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0]):
+        for rows in vocabulary_chunks(hidden_TD.shape[0], weight_VD.shape[0], hidden_TD.device.type):
             chunk_TD, factors_C = hidden_TD[rows], factors_T[rows]
             buffer_CV = (chunk_TD @ weight_VD.t()).float()
             softmax = _SoftmaxOverRanks(buffer_CV, targets_T[rows], axis)
@@ -97,9 +97,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             if grad_hidden_TD is None or grad_weight_VD is None:
                 continue
             buffer_CV.div_(softmax.sums_C.unsqueeze(1)).scatter_add_(1, softmax.columns_C1, -softmax.is_own_C1.float())
-            if not bool((factors_C == 1).all()):
-                buffer_CV.mul_(factors_C.unsqueeze(1))
-            grad_logits_CV = buffer_CV.to(hidden_TD.dtype)
+            grad_logits_CV = buffer_CV.mul_(factors_C.unsqueeze(1)).to(hidden_TD.dtype)
             torch.mm(grad_logits_CV, weight_VD, out=grad_hidden_TD[rows])
             grad_weight_VD.add_(grad_logits_CV.t() @ chunk_TD)
         ctx.save_for_backward(grad_hidden_TD, grad_weight_VD)

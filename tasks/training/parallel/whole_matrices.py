@@ -2,21 +2,27 @@
 
 A matrix may be divided by ZeRO (runs of elements) and by tensor parallelism (rows or columns). Divided experts need
 nothing: each is orthogonalised on its rank. Ranks that share matrices divide the work among them and send each other
-the results.
+the results. Where ZeRO divides them, only parts travel (matrix_homes.py). Without ZeRO all ranks hold the same, and
+results are sent to all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from model.optimizer.optimizer import Muon
-from tasks.training.parallel.partitions import Piece, assemble, sharers
+from tasks.training.parallel.matrix_homes import Homes, Matrix, Part, find_homes
+from tasks.training.parallel.partitions import Piece, sharers
 from tasks.training.parallel.ranks import Axis, Ranks
 from tasks.training.parallel.shards import gather_whole, own_part, shard_of
+
+Item = tuple[Piece, Tensor]
+"""A piece and this rank's elements of its direction, flat."""
 
 
 class WholeMatrices:
@@ -28,35 +34,100 @@ class WholeMatrices:
         self.by_master: dict[int, list[Piece]] = {}
         for piece in pieces.values():
             self.by_master.setdefault(id(piece.master), []).append(piece)
+        self._homes: dict[tuple[int, ...], Homes] = {}
 
     def __call__(self, masters: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
         """Returns the updates and overwrites the directions with them."""
-        alone: list[tuple[Piece, Tensor]] = []
-        shared: dict[Axis, list[tuple[Piece, Tensor]]] = {}
+        alone: list[Item] = []
+        copied: dict[Axis, list[Item]] = {}
+        divided: dict[Axis, list[Item]] = {}
         for master, direction in zip(masters, directions, strict=True):
             for piece in self.by_master[id(master)]:
-                axis = sharers(piece.parameter, self.ranks)
-                # Whole on every sharer (no ZeRO) or in pieces: either way all of them need the result.
-                if axis.size > 1 and (piece.is_shared or piece.master is piece.parameter):
-                    shared.setdefault(axis, []).append((piece, piece.of(direction)))
+                item, axis = (piece, piece.of(direction)), sharers(piece.parameter, self.ranks)
+                if piece.master is not piece.parameter and (of := self._group_of(piece)).size > 1:
+                    divided.setdefault(of, []).append(item)
+                elif piece.master is piece.parameter and axis.size > 1:
+                    copied.setdefault(axis, []).append(item)
                 elif piece.length:
-                    alone.append((piece, piece.of(direction)))
+                    alone.append(item)
         for piece, direction in alone:
             direction.copy_(self._update_of_part(direction.to(self.device).view(piece.shape), piece).view(-1))
-        for axis, items in shared.items():
+        for axis, items in divided.items():
+            self._update_divided(items, axis)
+        for axis, items in copied.items():
             for first in range(0, len(items), axis.size):
-                self._divide_work(items[first : first + axis.size], axis)
+                self._update_copies(items[first : first + axis.size], axis)
         return list(directions)
 
-    def _divide_work(self, items: list[tuple[Piece, Tensor]], axis: Axis) -> None:
-        """At most one matrix per sharer: gather each on its sharer, orthogonalise it there, send the results to all."""
+    def _group_of(self, piece: Piece) -> Axis:
+        """The ranks that hold parts of the same matrices."""
+        shard = shard_of(piece.parameter)
+        return self.ranks.expert_data if shard is not None and shard.axis == "expert" else self.ranks.stage
+
+    def _update_divided(self, items: list[Item], axis: Axis) -> None:
+        key = tuple(id(piece.parameter) for piece, _ in items)
+        if key not in self._homes:
+            self._homes[key] = find_homes([piece for piece, _ in items], axis, self.ranks, self.device)
+        homes = self._homes[key]
+        for item, run in groupby(homes.local, key=lambda matrix: matrix.item):
+            self._update_local(items[item], list(run))
+        for matrices in homes.rounds:
+            self._exchange([direction for _, direction in items], [piece for piece, _ in items], matrices, axis)
+
+    def _update_local(self, item: Item, run: list[Matrix]) -> None:
+        """Neighbouring matrices of a parameter that are whole here: a run of elements."""
+        piece, direction = item
+        first, shape = run[0].offset - piece.start, (len(run), *run[0].slice_shape)
+        own = direction.narrow(0, first, torch.Size(shape).numel())
+        own.copy_(self.optimizer.scaled_polar_factor(own.to(self.device).view(shape)).reshape(-1))
+
+    def _exchange(
+        self, directions: list[Tensor], pieces: list[Piece], matrices: Sequence[tuple[Matrix, int]], axis: Axis
+    ) -> None:
+        """Parts to the homes, results to the holders: one all-to-all each. What stays on this rank is copied."""
+        runs = [
+            (home, part, directions[m.item].narrow(0, m.offset + part.start - pieces[m.item].start, part.length))
+            for m, home in matrices
+            for part in m.parts
+            if part.rank == axis.rank
+        ]
+        by_home = [[(part, run) for home, part, run in runs if home == rank] for rank in range(axis.size)]
+        mine = [matrix for matrix, home in matrices if home == axis.rank]
+        wholes = [torch.empty(matrix.num_slices, *matrix.slice_shape, device=self.device) for matrix in mine]
+        by_holder = [_runs_of(rank, mine, wholes) for rank in range(axis.size)]
+        sent = [[run for part, run in own if part.is_sent] for own in by_home]
+        self._all_to_all(sent, [[run for part, run in own if part.is_sent] for own in by_holder], axis)
+        self._orthogonalize(mine, wholes)
+        self._all_to_all(
+            [[run for _, run in own] for own in by_holder], [[run for _, run in own] for own in by_home], axis
+        )
+
+    def _all_to_all(self, sent: list[list[Tensor]], received: list[list[Tensor]], axis: Axis) -> None:
+        """By rank of the group the runs that go there, and those that are filled with what comes from it."""
+        for run, own in zip(received[axis.rank], sent[axis.rank], strict=True):
+            run.copy_(own)
+        leaving = [[] if rank == axis.rank else runs for rank, runs in enumerate(sent)]
+        coming = [[] if rank == axis.rank else runs for rank, runs in enumerate(received)]
+        sent_sizes, received_sizes = ([sum(run.numel() for run in own) for own in each] for each in (leaving, coming))
+        buffer, arriving = (torch.empty(sum(sizes), device=self.device) for sizes in (sent_sizes, received_sizes))
+        _copy_runs(buffer, [run for own in leaving for run in own], is_to=True)
+        dist.all_to_all_single(arriving, buffer, received_sizes, sent_sizes, group=axis.group)
+        _copy_runs(arriving, [run for own in coming for run in own], is_to=False)
+
+    def _orthogonalize(self, matrices: list[Matrix], wholes: list[Tensor]) -> None:
+        """Overwrites the slices of each matrix."""
+        for matrix, whole in zip(matrices, wholes, strict=True):
+            joined = whole[0] if matrix.num_slices == 1 else torch.cat(list(whole), matrix.dim)
+            update = self.optimizer.scaled_polar_factor(joined)
+            for own, slice_of_it in zip(whole, update.chunk(matrix.num_slices, matrix.dim), strict=True):
+                own.copy_(slice_of_it)
+
+    def _update_copies(self, items: list[Item], axis: Axis) -> None:
+        """At most one matrix per sharer: it is orthogonalised there, and the result sent to all."""
         mine: Tensor | None = None
-        for owner, (piece, direction) in enumerate(items):
-            part = assemble(direction, piece, axis, self.device, to=owner)
-            if owner == axis.rank:
-                mine = part
-        if mine is not None:
-            mine = self._update_of_part(mine, items[axis.rank][0])
+        if axis.rank < len(items):
+            piece, direction = items[axis.rank]
+            mine = self._update_of_part(direction.to(self.device).view(piece.shape), piece)
         for owner, (piece, direction) in enumerate(items):
             result = mine if owner == axis.rank and mine is not None else torch.empty(piece.shape, device=self.device)
             dist.broadcast(result, src=axis.ranks[owner], group=axis.group)
@@ -68,3 +139,22 @@ class WholeMatrices:
             return self.optimizer.scaled_polar_factor(part).contiguous()
         whole = gather_whole(part, shard, self.ranks)
         return own_part(self.optimizer.scaled_polar_factor(whole), shard, self.ranks).contiguous()
+
+
+def _runs_of(rank: int, matrices: list[Matrix], wholes: list[Tensor]) -> list[tuple[Part, Tensor]]:
+    """What a rank holds of these matrices, in the order in which it travels, with its place in the whole ones."""
+    return [
+        (part, whole[part.slice].view(-1).narrow(0, part.start, part.length))
+        for matrix, whole in zip(matrices, wholes, strict=True)
+        for part in matrix.parts
+        if part.rank == rank
+    ]
+
+
+def _copy_runs(buffer: Tensor, runs: list[Tensor], *, is_to: bool) -> None:
+    """Between a buffer and the runs that it holds one after the other."""
+    offset = 0
+    for run in runs:
+        own = buffer.narrow(0, offset, run.numel())
+        own.copy_(run) if is_to else run.copy_(own)
+        offset += run.numel()

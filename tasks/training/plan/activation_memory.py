@@ -47,11 +47,9 @@ def layer_bytes_per_token(model: ModelRecipe, element: int, device: str, *, is_d
 
 def head_bytes(model: ModelRecipe, resources: TrainingResources, num_tokens: int, element: int) -> int:
     """Bytes at the unembedding, the larger of two: in the forward pass a chunk of logits with its float32 copy and its
-    gradient (tensor-parallel ranks take chunks of a CPU's size everywhere), in the backward pass its weight's gradient,
-    scaled and in the weight's dtype."""
+    gradient, in the backward pass its weight's gradient, scaled and in the weight's dtype."""
     own_vocabulary = model.vocab_size // resources.tensor_parallel
-    most = logits_per_chunk("cpu" if resources.tensor_parallel > 1 else resources.device)
-    num_logits = min(num_tokens, max(1, most // own_vocabulary)) * own_vocabulary
+    num_logits = min(num_tokens, max(1, logits_per_chunk(resources.device) // own_vocabulary)) * own_vocabulary
     widths = (4, 4) if element == 4 else (2 * element + 4, element + 4)
     return max(widths[0] * num_logits, widths[1] * own_vocabulary * model.hidden_size)
 

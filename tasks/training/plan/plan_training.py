@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, unembedding_saved
 from tasks.training.plan.launch_rules import unavailable_training
+from tasks.training.plan.machine import H100, Machine
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.pipeline_stages import describe_stages
 from tasks.training.plan.planned import Plan, PlannedMemory, PlannedParameters, PlannedPhase, _bytes
 from tasks.training.plan.rank_memory import rank_memory
+from tasks.training.plan.search import find_topology
+from tasks.training.plan.step_time import step_time
 from tasks.training.plan.topology import data_parallel, impossible_topology
 from tasks.training.schedule.phase_schedule import describe_schedule
 from tasks.training.schedule.phase_steps import PhaseSteps, summarize_steps
@@ -19,12 +22,13 @@ from tasks.training.schedule.schedules import learning_rate_at, trains_mtp
 if TYPE_CHECKING:
     from configs.schema import PackingRecipe, PhaseSection, Scale, TrainingRecipe, TrainingResources
 
-ASSUMED_MFU = 0.4
-"""Share of peak at which the hours are stated: what public MoE runs reach; nothing is known of GLM's own."""
+CPU_MFU = 0.4
+"""Assumed share of a CPU's peak. That of an accelerator is derived (tasks/training/plan/step_time.py)."""
 
 
-def plan_training(scale: Scale) -> Plan:
-    """The plan of a scale. Raises ValueError where budgets and schedules do not fit."""
+def plan_training(scale: Scale, machine: Machine = H100, *, searches: bool = False) -> Plan:
+    """The plan of a scale on accelerators of a machine; `searches`: with the fastest topology of each phase that trains
+    on them. Raises ValueError where budgets and schedules do not fit."""
     counts = count_parameters(scale.model.recipe)
     return Plan(
         scale=scale.scale,
@@ -43,15 +47,20 @@ def plan_training(scale: Scale) -> Plan:
             active=counts.active,
         ),
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(scale.model.recipe),
-        assumed_mfu=ASSUMED_MFU,
-        phases=tuple(_plan_phase(scale, phase) for phase in scale.phases),
+        cpu_mfu=CPU_MFU,
+        machine=machine.name,
+        phases=tuple(_plan_phase(scale, phase, machine, searches) for phase in scale.phases),
     )
 
 
-def _plan_phase(scale: Scale, phase: PhaseSection) -> PlannedPhase:
+def _plan_phase(scale: Scale, phase: PhaseSection, machine: Machine, searches: bool) -> PlannedPhase:
     recipe, resources, start = scale.training_recipe(phase), phase.resources, scale.start_of(phase)
     steps = summarize_steps(recipe)
-    frozen, attended = recipe.adapter.kind != "none", _attended_tokens(phase)
+    frozen, attended = recipe.adapter.kind != "none", attended_tokens(phase)
+    impossible = tuple(impossible_topology(recipe, resources))
+    is_derived = resources.device == "cuda" and not impossible
+    mfu = step_time(recipe, resources, attended, machine).mfu if is_derived else CPU_MFU
+    best = find_topology(recipe, resources, attended, machine) if is_derived and searches else None
     flops = phase_flops_per_token(recipe, attended, frozen) * recipe.num_tokens
     memory = _memory(recipe, resources)
     first_rate, peak_rate, last_rate = _learning_rates(recipe, steps)
@@ -84,15 +93,18 @@ def _plan_phase(scale: Scale, phase: PhaseSection) -> PlannedPhase:
         context_parallel=resources.context_parallel,
         expert_parallel=resources.expert_parallel,
         zero_stage=resources.zero_stage,
-        hours=flops / (resources.num_ranks * resources.peak_flops_per_second * ASSUMED_MFU) / 3600,
+        mfu=mfu,
+        hours=flops / (resources.num_ranks * resources.peak_flops_per_second * mfu) / 3600,
+        fastest="" if best is None else best.describe(),
         rank_memory=memory,
-        impossible=tuple(impossible_topology(recipe, resources)),
+        impossible=impossible,
         not_available=tuple(unavailable_training(recipe, resources)),
         warnings=(*_warnings(memory), *_shard_warnings(scale.data.recipe.shards.multiple_of, resources)),
     )
 
 
-def _attended_tokens(phase: PhaseSection) -> int:
+def attended_tokens(phase: PhaseSection) -> int:
+    """Length of the stretch inside which attention stays, as the plan counts it."""
     recipe = phase.recipe
     if recipe.packing == "stream" or recipe.samples_answers:
         return recipe.sequence_length

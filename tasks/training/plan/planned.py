@@ -16,6 +16,7 @@ _ROW_TITLES = (
     "learning rate",
     "FLOPs",
     "ranks",
+    "of peak",
     "hours",
 )
 _MEMORY_TITLES = (
@@ -116,8 +117,12 @@ class PlannedPhase(BaseModel):
     context_parallel: int
     expert_parallel: int
     zero_stage: int
+    mfu: float
+    """Share of the ranks' peak: derived for accelerators, assumed for CPUs."""
     hours: float
-    """At ASSUMED_MFU of the ranks' peak, without sampling."""
+    """At that share, without sampling."""
+    fastest: str
+    """The fastest topology that fits, in words; empty where none was searched or none fits."""
     rank_memory: PlannedMemory
     impossible: tuple[str, ...]
     """Why no engine can train it like this; empty where one can."""
@@ -141,7 +146,8 @@ class Plan(BaseModel):
     scale: str
     parameters: PlannedParameters
     kv_cache_bytes_per_token: int
-    assumed_mfu: float
+    cpu_mfu: float
+    machine: str
     phases: tuple[PlannedPhase, ...]
 
     def describe(self) -> str:
@@ -161,8 +167,9 @@ class Plan(BaseModel):
             "",
             *_table([_MEMORY_TITLES, *(_memory_row(phase) for phase in self.phases)]),
             "",
-            f"  hours at {self.assumed_mfu:.0%} of the ranks' peak, without the sampling of answers; attention sees "
-            f"`attends` tokens:",
+            f"  hours at the share `of peak`, which is derived for {self.machine} and assumed for CPUs "
+            f"({self.cpu_mfu:.0%}; docs/scale.md),",
+            "  without the sampling of answers; attention sees `attends` tokens:",
             "  a row, or assumed_document_tokens where rows hold whole documents; memory of the fullest rank, its "
             "experts evenly used",
             "",
@@ -171,6 +178,7 @@ class Plan(BaseModel):
             *_table([(phase.name, phase.mixture) for phase in self.phases]),
             "",
         ]
+        lines += [f"  {phase.name}: fastest: {phase.fastest}" for phase in self.phases if phase.fastest]
         said: dict[str, list[str]] = {}
         for phase in self.phases:
             for sentence in phase.sentences:
@@ -194,6 +202,7 @@ def _row(phase: PlannedPhase) -> tuple[str, ...]:
         " .. ".join(dict.fromkeys(rates)),
         f"{phase.training_flops:.3g}",
         f"{phase.num_ranks:,}",
+        f"{phase.mfu:.1%}",
         f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
     )
 

@@ -23,9 +23,21 @@ class PhaseSteps:
     """Course position after the first step: where its learning rate is read."""
 
 
+_RECENT: list[tuple[TrainingRecipe, PhaseSteps]] = []
+
+
 def summarize_steps(recipe: TrainingRecipe) -> PhaseSteps:
     """Walks the steps while the batch grows. After that all are alike except the last, which takes the rest of the
-    budget."""
+    budget. The recipe asked for last is not walked again: a plan asks for each phase's many times."""
+    for known, steps in _RECENT:
+        if known is recipe:
+            return steps
+    steps = _walk(recipe)
+    _RECENT[:] = [(recipe, steps)]
+    return steps
+
+
+def _walk(recipe: TrainingRecipe) -> PhaseSteps:
     total_rows = recipe.num_tokens // recipe.sequence_length
     sizes: list[tuple[int, int]] = []
     row = 0

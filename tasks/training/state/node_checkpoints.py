@@ -16,14 +16,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from configs.files.atomic_files import link_or_copy, replace_durably, sync_file
+from tasks.training.parallel.control import gathered, on_first_rank, wait_for_all
 from tasks.training.state.checkpoints import (
     checkpoint_dir_of,
     find_damage_among,
@@ -42,7 +43,6 @@ from tasks.training.state.state import dump_state
 if TYPE_CHECKING:
     from tasks.training.parallel.trainable import Trainable
 
-Result = TypeVar("Result")
 UPLOAD_FILE = "upload.json"
 POLL_SECONDS = 0.1
 
@@ -86,7 +86,7 @@ class NodeCheckpoints:
             written: dict[str, str] | str = write_files(directory, dump_state(trainable, position))
         except OSError as error:
             written = str(error)
-        by_rank = _gathered(written)
+        by_rank = gathered(written)
         _raise_failures(position.step, by_rank)
         checksums = {name: checksum for files in by_rank if isinstance(files, dict) for name, checksum in files.items()}
         writers = tuple(rank for rank, files in enumerate(by_rank) if files)
@@ -109,7 +109,7 @@ class NodeCheckpoints:
         if self._error is not None and not isinstance(self._error, OSError):
             raise self._error
         upload, self._upload, self._thread = self._upload, None, None
-        _raise_failures(upload.step, _gathered("" if self._error is None else str(self._error)))
+        _raise_failures(upload.step, gathered("" if self._error is None else str(self._error)))
         shutil.rmtree(_step_dir(self.job, upload.rank, upload.step), ignore_errors=True)
 
     def _run(self, upload: Upload, directory: Path) -> None:
@@ -159,7 +159,7 @@ def finish_uploads(job: TrainingJob) -> None:
     on_first_rank(lambda: remove_unfinished(work_dir))
     latest = on_first_rank(lambda: latest_step(work_dir))
     own = {(upload.step, upload.rank): (upload, path) for upload, path in _left_on_node(job)}
-    by_rank = _gathered({key: upload for key, (upload, _) in own.items()})
+    by_rank = gathered({key: upload for key, (upload, _) in own.items()})
     holders: dict[tuple[int, int], int] = {}
     uploads: dict[int, Upload] = {}
     for rank, held in enumerate(by_rank):
@@ -177,13 +177,13 @@ def finish_uploads(job: TrainingJob) -> None:
         for key, (upload, path) in own.items():
             if key[0] == step and holders[key] == dist.get_rank():
                 upload_files(work_dir, upload, path)
-        dist.barrier()
+        wait_for_all()
         on_first_rank(lambda: _commit(job, uploads[step]))
         if dist.get_rank() == 0:
             print(f"checkpoint of step {step} was whole on the nodes: uploaded", flush=True)
     if _is_first_of_node():
         shutil.rmtree(_node_dir(job), ignore_errors=True)
-    dist.barrier()
+    wait_for_all()
 
 
 def _left_on_node(job: TrainingJob) -> list[tuple[Upload, Path]]:
@@ -220,23 +220,9 @@ def _part(temporary: Path, rank: int) -> Path:
     return temporary / f"part-{rank}"
 
 
-def _gathered(value: Result) -> list[Result]:
-    by_rank: list[Result] = [value] * dist.get_world_size()
-    dist.all_gather_object(by_rank, value)
-    return by_rank
-
-
 def _raise_failures(step: int, by_rank: list[dict[str, str] | str] | list[str]) -> None:
     for rank, why in enumerate(by_rank):
         if why and isinstance(why, str):
             raise OSError(
                 f"checkpoint of step {step}: rank {rank} could not write it ({why}); the one before it is kept"
             )
-
-
-def on_first_rank(function: Callable[[], Result]) -> Result:
-    """What rank 0 got, on all ranks; its error is raised there, and the others wait for their end."""
-    results: list[Result | None] = [function() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(results, src=0)
-    result = results[0]
-    return result  # pyright: ignore[reportReturnType]

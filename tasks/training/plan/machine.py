@@ -1,0 +1,44 @@
+"""What a rank of a cluster can do, for plans: rates from data sheets and papers, and shares that are assumed.
+
+None of these was measured by this project. `peak_flops_per_second` and memory are settings of a phase.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bytes per second are per rank and direction."""
+
+    name: str
+    node_bytes_per_second: float
+    """Between the ranks of a node."""
+    network_bytes_per_second: float
+    """Between nodes."""
+    memory_bytes_per_second: float
+    dollars_per_hour: float
+    """Of a rank."""
+
+
+H100 = Machine("H100", 450e9, 50e9, 3.35e12, 2.0)
+"""NVIDIA's data sheet of the SXM5: NVLink 900 GB/s in both directions together, 3.35 TB/s; one 400 Gb/s port of
+InfiniBand per GPU. Dollars: what the DeepSeek-V3 report counts for an H800 hour (arXiv 2412.19437, table 1)."""
+H800 = Machine("H800", 160e9, 50e9, 3.35e12, 2.0)
+"""NVLink and InfiniBand as the DeepSeek-V3 report has them (section 3.2.2: 160 GB/s, 50 GB/s)."""
+MACHINES = {machine.name.lower(): machine for machine in (H100, H800)}
+
+MATRIX_SHARE = 0.7
+"""Assumed: matrix products run at this share of peak. FlashAttention-3 reaches 0.75 in attention's (arXiv
+2407.08608)."""
+MEMORY_SHARE = 0.8
+"""Assumed: of the memory's rate, in kernels that only read and write."""
+LINK_SHARE = 0.8
+"""Assumed: of a link's rate, in collectives of many megabytes."""
+MEMORY_USED = 0.9
+"""A topology is chosen only if the plan's memory is at most this share of a rank's: the rest is for padding,
+fragmentation and experts that are used unevenly."""
+HOURS_TO_FAILURE = 50_700.0
+"""Mean hours of one GPU between interruptions of its job: Llama 3's 419 unexpected ones in 54 days on 16,384 GPUs
+(arXiv 2407.21783, section 3.3.4)."""

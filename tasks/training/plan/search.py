@@ -1,0 +1,82 @@
+"""Searches the topology in which a phase's steps take the least time on its ranks: `glm46 plan SCALE --search`.
+
+It tries tensor, pipeline, context and expert parallelism, recomputation and rows per micro-batch; the ZeRO stage and
+everything else stay. What no engine can train, or needs more than MEMORY_USED of a rank's memory, is left out. Tensor
+parallelism stays inside a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from configs.schema import TrainingRecipe, TrainingResources
+from tasks.training.plan.machine import MEMORY_USED, Machine
+from tasks.training.plan.rank_memory import rank_memory
+from tasks.training.plan.step_time import StepTime, step_time
+from tasks.training.plan.topology import data_parallel, impossible_topology
+
+PIPELINES, CONTEXTS, ROWS = (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4, 8)
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A topology with its step and the memory of its fullest rank."""
+
+    resources: TrainingResources
+    step: StepTime
+    memory_bytes: int
+
+    def describe(self) -> str:
+        """In one line."""
+        own = self.resources
+        return (
+            f"data {data_parallel(own)} x tensor {own.tensor_parallel} x pipeline {own.pipeline_parallel} x context "
+            f"{own.context_parallel}, experts {own.expert_parallel}, recompute {own.recompute}, rows "
+            f"{own.micro_batch_sequences}: {self.step.seconds:.3g} s a step, {self.step.mfu:.1%} of peak, "
+            f"{self.memory_bytes / 1e9:.1f} GB"
+        )
+
+
+def evaluate(recipe: TrainingRecipe, resources: TrainingResources, attended_tokens: float, machine: Machine) -> Found:
+    """The topology as it is."""
+    memory = rank_memory(recipe, resources).device
+    return Found(resources, step_time(recipe, resources, attended_tokens, machine), memory)
+
+
+def find_topology(
+    recipe: TrainingRecipe, resources: TrainingResources, attended_tokens: float, machine: Machine
+) -> Found | None:
+    """The fastest one that fits, or None. Of equally fast ones the first tried: the one that divides less."""
+    tried = [
+        (step_time(recipe, candidate, attended_tokens, machine).seconds, number, candidate)
+        for number, candidate in enumerate(_candidates(resources, recipe))
+    ]
+    for _, _, candidate in sorted(tried, key=lambda each: each[:2]):
+        if rank_memory(recipe, candidate).device <= MEMORY_USED * resources.device_memory_bytes:
+            return evaluate(recipe, candidate, attended_tokens, machine)
+    return None
+
+
+def _candidates(resources: TrainingResources, recipe: TrainingRecipe) -> Iterator[TrainingResources]:
+    tensors = [size for size in (1, 2, 4, 8) if size <= resources.ranks_per_node]
+    every = recipe.model.n_routed_experts
+    experts = [size for size in range(1, every + 1) if every % size == 0]
+    for tensor, pipeline, context, recompute, expert, rows in product(
+        tensors, PIPELINES, CONTEXTS, RECOMPUTE, experts, ROWS
+    ):
+        candidate = resources.model_copy(
+            update={
+                "tensor_parallel": tensor,
+                "pipeline_parallel": pipeline,
+                "context_parallel": context,
+                "expert_parallel": expert,
+                "recompute": recompute,
+                "recompute_every_layers": 1,
+                "micro_batch_sequences": rows,
+            }
+        )
+        if not impossible_topology(recipe, candidate):
+            yield candidate

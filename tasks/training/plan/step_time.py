@@ -1,0 +1,204 @@
+"""Derives the time of an optimizer step from what its ranks compute, read, write and send. Pure arithmetic.
+
+Nothing overlaps here, because the engine overlaps nothing but the shared expert: a step is the sum of its parts. Work
+of one micro-batch is that of the fullest pipeline stage. Experts are used evenly. What a rank reads and writes beside
+matrix products follows from the tensors that a layer keeps: tests/training/size/test_step_time.py counts it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from configs.schema import ModelRecipe, TrainingRecipe, TrainingResources
+from model.architecture.counts import count_parameters
+from tasks.training.plan.activation_memory import layer_bytes_per_token
+from tasks.training.plan.machine import LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Machine
+from tasks.training.plan.phase_flops import phase_flops_per_token
+from tasks.training.plan.pipeline_stages import stage_layers
+from tasks.training.plan.rank_memory import stage_parts
+from tasks.training.plan.topology import data_parallel
+from tasks.training.schedule.phase_steps import summarize_steps
+from tasks.training.schedule.schedules import trains_mtp
+
+TRAFFIC_PER_SAVED_BYTE = 10.0
+"""Bytes that a layer's passes read and write beside matrix products and attention, per byte that it keeps: norms,
+rotation, gates, sorting, sums, conversions, each a kernel of its own."""
+TRAFFIC_PER_LOGIT = 67.0
+"""Likewise at the unembedding, per position and entry of the vocabulary."""
+FLOAT32_BYTES = 4
+UPDATE_BYTES = 22
+"""Read and written per element of a partition by Muon: gradient, momentum, direction, master, weight."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step of the largest batch, and bytes that a rank sends in it."""
+
+    matrices: float
+    elementwise: float
+    tensor: float
+    context: float
+    expert: float
+    stages: float
+    """Activations between pipeline stages."""
+    waiting: float
+    """The pipeline's fill and drain."""
+    gradients: float
+    """Their sum over the copies, and the weights back."""
+    update: float
+    tensor_bytes: int
+    context_bytes: int
+    expert_bytes: int
+    stage_bytes: int
+    gradient_bytes: int
+    mfu: float
+    """FLOPs that the model needs over what the ranks' peaks give in this time; recomputation is not counted."""
+
+    @property
+    def seconds(self) -> float:
+        return sum(getattr(self, field.name) for field in fields(self) if _is_time(field.name))
+
+    def shares(self) -> dict[str, float]:
+        """Part of the step that each kind of work takes."""
+        names = [field.name for field in fields(self) if _is_time(field.name)]
+        return {name: getattr(self, name) / self.seconds for name in names}
+
+
+def _is_time(name: str) -> bool:
+    return not name.endswith("_bytes") and name != "mfu"
+
+
+def step_time(
+    recipe: TrainingRecipe, resources: TrainingResources, attended_tokens: float, machine: Machine
+) -> StepTime:
+    """Of a phase in a topology that `impossible_topology` accepts."""
+    model, element = recipe.model, 2 if recipe.dtype == "bfloat16" else FLOAT32_BYTES
+    tensor, context, stages = resources.tensor_parallel, resources.context_parallel, resources.pipeline_parallel
+    rows = summarize_steps(recipe).max_rows
+    copies, batch = data_parallel(resources), resources.micro_batch_sequences
+    num_batches = -(-rows // (copies * batch))
+    tokens = batch * recipe.sequence_length  # of a micro-batch, on all ranks of a copy
+    own_tokens = tokens / (tensor * context)
+    fullest = _fullest_stage(model, stages) * stages  # over a mean stage
+    flops = phase_flops_per_token(recipe, attended_tokens, recipe.adapter.kind != "none")
+    again = _recomputed_share(model, resources, attended_tokens)
+    peak = resources.peak_flops_per_second * MATRIX_SHARE
+    matrices = fullest * flops * (1 + again) * tokens / (tensor * context * stages) / peak
+    elementwise = _traffic(recipe, resources, element) * own_tokens * fullest / stages * (1 + again)
+    elementwise /= machine.memory_bytes_per_second * MEMORY_SHARE
+    in_node = machine.node_bytes_per_second * LINK_SHARE
+    outside = machine.network_bytes_per_second * LINK_SHARE
+    layers = fullest * (model.num_hidden_layers + model.num_nextn_predict_layers * trains_mtp(recipe)) / stages
+    passes = 2 + (3 * again > 0.5)  # forward, backward, and forward again where layers are recomputed
+    hidden = own_tokens * model.hidden_size * element
+    tensor_bytes = layers * passes * 4 * (tensor - 1) * hidden  # gather and sum around attention and MLP
+    # Ulysses: queries, keys, values and outputs change between slices of positions and of heads.
+    heads = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+    context_bytes = layers * passes * heads * own_tokens * element * (context - 1) / context
+    expert_bytes, expert_time = _experts_traffic(resources, machine)
+    copies_bytes = layers * passes * 2 * model.num_experts_per_tok * hidden
+    stage_bytes = 2 * hidden * (stages > 1)
+    per_batch = {
+        "matrices": matrices,
+        "elementwise": elementwise,
+        "tensor": tensor_bytes / (in_node if tensor <= resources.ranks_per_node else outside),
+        "context": context_bytes / (in_node if tensor * context <= resources.ranks_per_node else outside),
+        "expert": copies_bytes * expert_time,
+        "stages": stage_bytes / outside,
+    }
+    gradient_bytes, update = _update(recipe, resources, machine, element, num_batches, passes)
+    once = {"gradients": gradient_bytes / outside, "update": update}
+    waiting = sum(per_batch.values()) * (stages - 1)
+    seconds = sum(per_batch.values()) * (num_batches + stages - 1) + sum(once.values())
+    return StepTime(
+        **{name: time * num_batches for name, time in per_batch.items()},
+        **once,
+        waiting=waiting,
+        tensor_bytes=int(tensor_bytes * num_batches),
+        context_bytes=int(context_bytes * num_batches),
+        expert_bytes=int(copies_bytes * expert_bytes * num_batches),
+        stage_bytes=int(stage_bytes * num_batches),
+        gradient_bytes=int(gradient_bytes),
+        mfu=flops * rows * recipe.sequence_length / (seconds * resources.num_ranks * resources.peak_flops_per_second),
+    )
+
+
+def _fullest_stage(model: ModelRecipe, num_stages: int) -> float:
+    """Share of the layers, unembedding and MTP counted as layers, that the fullest stage has."""
+    depths = [len(layers) for layers in stage_layers(model, num_stages)]
+    depths[-1] += 1 + 2 * model.num_nextn_predict_layers
+    return max(depths) / sum(depths)
+
+
+def _recomputed_share(model: ModelRecipe, resources: TrainingResources, attended_tokens: float) -> float:
+    """FLOPs computed again over those of a step without recomputation."""
+    if resources.recompute == "none":
+        return 0.0
+    counts = count_parameters(model)
+    num_moe = model.num_hidden_layers - model.first_k_dense_replace
+    attention = 2 * model.num_attention_heads * model.head_dim * attended_tokens / 2 * model.num_hidden_layers
+    if resources.recompute == "full":
+        again = counts.active_body + attention
+    else:
+        experts = num_moe * (model.num_experts_per_tok + model.n_shared_experts) * counts.expert
+        again = model.num_hidden_layers * counts.attention_per_layer + experts + attention
+    return again / (3 * (counts.active + attention))
+
+
+def _traffic(recipe: TrainingRecipe, resources: TrainingResources, element: int) -> float:
+    """Bytes per token that all layers and the unembedding read and write beside products."""
+    model = recipe.model
+    num_dense = model.first_k_dense_replace
+    num_moe = model.num_hidden_layers - num_dense + model.num_nextn_predict_layers * trains_mtp(recipe)
+    saved = sum(
+        number * layer_bytes_per_token(model, element, resources.device, is_dense=is_dense)
+        for number, is_dense in ((num_dense, True), (num_moe, False))
+    )
+    passes = 1 + model.num_nextn_predict_layers * trains_mtp(recipe)
+    return TRAFFIC_PER_SAVED_BYTE * saved + TRAFFIC_PER_LOGIT * model.vocab_size * passes
+
+
+def _experts_traffic(resources: TrainingResources, machine: Machine) -> tuple[float, float]:
+    """Of a byte of routed copies: the share that leaves its rank, and the seconds that the slower link takes."""
+    experts, node = resources.expert_parallel, min(resources.expert_parallel, resources.ranks_per_node)
+    outside, inside = 1 - node / experts, (node - 1) / experts
+    seconds = max(outside / machine.network_bytes_per_second, inside / machine.node_bytes_per_second) / LINK_SHARE
+    return outside + inside, seconds
+
+
+def _update(
+    recipe: TrainingRecipe, resources: TrainingResources, machine: Machine, element: int, num_batches: int, passes: int
+) -> tuple[float, float]:
+    """Bytes that a rank sends to sum gradients and to give back weights, and seconds of the optimizer. ZeRO 2 sums
+    after every micro-batch, ZeRO 3 also gathers weights for every pass."""
+    zero = resources.zero_stage
+    per_element = 2 * FLOAT32_BYTES + element * (zero > 0)
+    if zero >= 2:
+        per_element = FLOAT32_BYTES * num_batches + element * (1 if zero == 2 else num_batches * passes)
+    layers = stage_layers(recipe.model, resources.pipeline_parallel)
+    replicas = data_parallel(resources) * resources.context_parallel
+    sent = seconds = 0.0
+    for number, own in enumerate(layers):
+        parts = stage_parts(
+            recipe,
+            recipe.model,
+            own,
+            is_first=number == 0,
+            is_last=number == len(layers) - 1,
+            is_scored=recipe.is_scored,
+        )
+        bytes_sent = elements = 0.0
+        for part in parts:
+            over = {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}
+            is_expert = part.divided_over == "expert"
+            among = replicas * resources.tensor_parallel // resources.expert_parallel if is_expert else replicas
+            held = part.trained / over[part.divided_over]
+            bytes_sent += held * per_element * (among - 1) / among
+            elements += held / (among if resources.zero_stage else 1)
+        # Muon's five steps cost about 20 products per element and unit of a matrix' short side.
+        side = min(recipe.model.moe_intermediate_size, recipe.model.hidden_size)
+        products = 20 * side * elements * (recipe.optimizer.kind == "muon")
+        time = products / (resources.peak_flops_per_second * MATRIX_SHARE)
+        time += UPDATE_BYTES * elements / (machine.memory_bytes_per_second * MEMORY_SHARE)
+        sent, seconds = max(sent, bytes_sent), max(seconds, time)
+    return sent, seconds

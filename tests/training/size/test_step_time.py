@@ -1,0 +1,97 @@
+"""The derived time of a step: its constants against counted operations, its traffic against a count by hand, the search
+against what it starts from, and the page that shows them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.training.roofline import count_passes
+from benchmarks.training.train_step_gpu import LARGE
+from configs.load import load_scale
+from docs.draw_scale import PAGE, drawn
+from model.architecture.counts import training_flops_per_token
+from tasks.training.plan.activation_memory import layer_bytes_per_token
+from tasks.training.plan.machine import H100, H800, LINK_SHARE, MEMORY_USED
+from tasks.training.plan.plan_training import attended_tokens
+from tasks.training.plan.search import evaluate, find_topology
+from tasks.training.plan.step_time import TRAFFIC_PER_LOGIT, TRAFFIC_PER_SAVED_BYTE, step_time
+from tasks.training.plan.topology import impossible_topology
+
+ROWS, LENGTH = 2, 2048
+
+
+def phase_of(name: str):
+    scale = load_scale(name)
+    phase = scale.phases[0]
+    return scale.training_recipe(phase), phase.resources, attended_tokens(phase)
+
+
+def test_traffic_beside_products_is_that_of_counted_operations():
+    """Of two depths, so that layers and unembedding are told apart."""
+    counted, saved = [], []
+    for num_layers in (2, 4):
+        model = LARGE.model_copy(update={"num_hidden_layers": num_layers})
+        counted.append(count_passes(model, ROWS, LENGTH))
+        dense = [number < model.first_k_dense_replace for number in range(num_layers)]
+        saved.append(sum(layer_bytes_per_token(model, 2, "cuda", is_dense=each) for each in dense) * ROWS * LENGTH)
+    per_saved = (counted[1].traffic - counted[0].traffic) / (saved[1] - saved[0])
+    assert per_saved == pytest.approx(TRAFFIC_PER_SAVED_BYTE, rel=0.15)
+    # Once per row of the vocabulary, its weight's gradient is summed and converted.
+    logits = ROWS * LENGTH * LARGE.vocab_size
+    per_logit = (counted[0].traffic - per_saved * saved[0]) / logits
+    assert per_logit == pytest.approx(TRAFFIC_PER_LOGIT, rel=0.3)
+
+
+def test_counted_products_are_those_of_the_formula():
+    """The formula counts 6 per active parameter and attention's forward and backward products; flash attention computes
+    its scores again, and its operation is counted as if positions saw those after them too."""
+    model = LARGE.model_copy(update={"num_hidden_layers": 2})
+    counted = count_passes(model, ROWS, LENGTH)
+    attention = sum(flops for name, flops in counted.flops.items() if "attn" in name)
+    needed = training_flops_per_token(model, 0) * ROWS * LENGTH
+    assert sum(counted.flops.values()) - attention == pytest.approx(needed, rel=0.01)
+
+
+def test_traffic_equals_a_count_by_hand():
+    """`full`: 24 layers with the fullest stage's share, three passes, 64 micro-batches of 512 positions per rank."""
+    recipe, resources, attended = phase_of("full")
+    step = step_time(recipe, resources, attended, H800)
+    hidden = 4096 / 8 * 5120 * 2
+    fullest = max(23, 24, 21 + 3) / (92 + 3) * 4
+    layers = fullest * 93 / 4
+    assert step.tensor_bytes == pytest.approx(64 * layers * 3 * 4 * 7 * hidden)
+    assert step.expert_bytes == pytest.approx(64 * layers * 3 * 2 * 8 * hidden * 31 / 32)
+    assert step.stage_bytes == pytest.approx(64 * 2 * hidden)
+    assert step.tensor == pytest.approx(step.tensor_bytes / (H800.node_bytes_per_second * LINK_SHARE))
+    assert sum(step.shares().values()) == pytest.approx(1)
+
+
+def test_what_is_divided_more_sends_more_and_what_is_not_divided_sends_nothing():
+    recipe, resources, attended = phase_of("scaled_down")
+    axes = {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1, "expert_parallel": 1}
+    alone = step_time(recipe, resources.model_copy(update=axes), attended, H100)
+    assert (alone.tensor, alone.context, alone.expert, alone.stages, alone.waiting) == (0, 0, 0, 0, 0)
+    for axis, part in (("tensor", "tensor"), ("context", "context"), ("expert", "expert"), ("pipeline", "waiting")):
+        divided = step_time(recipe, resources.model_copy(update=axes | {f"{axis}_parallel": 4}), attended, H100)
+        assert getattr(divided, part) > 0
+    again = step_time(recipe, resources.model_copy(update=axes | {"recompute": "none"}), attended, H100)
+    assert again.seconds < alone.seconds and again.mfu > alone.mfu
+
+
+@pytest.mark.parametrize(("name", "machine"), [("scaled_down", H100), ("full", H800)])
+def test_the_search_finds_a_faster_topology_that_fits(name, machine):
+    recipe, resources, attended = phase_of(name)
+    given, best = evaluate(recipe, resources, attended, machine), find_topology(recipe, resources, attended, machine)
+    assert best is not None and best.step.seconds < given.step.seconds
+    assert best.memory_bytes <= MEMORY_USED * resources.device_memory_bytes
+    assert not impossible_topology(recipe, best.resources) and best.resources.num_ranks == resources.num_ranks
+
+
+def test_a_rank_without_memory_for_any_topology_finds_none():
+    recipe, resources, attended = phase_of("scaled_down")
+    tight = resources.model_copy(update={"device_memory_bytes": 10**6})
+    assert find_topology(recipe, tight, attended, H100) is None
+
+
+def test_the_page_shows_what_is_computed():
+    assert PAGE.read_text() == drawn(), "run python -m docs.draw_scale"
