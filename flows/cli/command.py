@@ -17,7 +17,7 @@ import typer
 
 from flows.cli.checkpoint_commands import checkpoint_app
 from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_errors
-from flows.cli.targets.eval_command import evaluate
+from flows.cli.eval_command import evaluate
 from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
 from flows.cli.model_commands import convert, fetch, generate, profile
@@ -232,7 +232,7 @@ def chat(
     with usage_errors():
         home, configuration, version, opened = _chosen_version(scale, alias, store)
     with failures(home):
-        from flows.cli.serve_model import complete, served_model
+        from flows.cli.serving.serve_model import complete, served_model
 
         with suppress(KeyboardInterrupt), served_model(home, configuration, version, opened, port=None) as served:
             lines = [prompt] if prompt is not None else _terminal_lines()
@@ -254,7 +254,7 @@ def serve(
     with usage_errors():
         home, configuration, _, opened = _chosen_version(scale, alias, store)
     with failures(home):
-        from flows.cli.serve_model import serve_alias
+        from flows.cli.serving.serve_model import serve_alias
 
         with suppress(KeyboardInterrupt):
             serve_alias(home, configuration, alias, opened, port)
@@ -262,7 +262,7 @@ def serve(
 
 def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Scale, RegisteredVersion, Store]:
     from configs.load import load_scale
-    from flows.cli.serve_model import find_version
+    from flows.cli.serving.serve_model import find_version
     from infra.home import open_home
     from infra.storage.open_store import open_store
 

@@ -112,7 +112,7 @@ def profile(
 ) -> None:
     """Measure a server: time to first token, between tokens, throughput; of a version also memory and drafts."""
     with usage_errors():
-        from flows.cli.targets.profile_target import parse_levels, profile_target
+        from flows.cli.serving.profile_target import parse_levels, profile_target
         from infra.home import open_home
 
         home, levels = open_home(), parse_levels(concurrency)
@@ -125,7 +125,7 @@ def profile(
 
 def model_dir(source: str, home: Home, scale: str, store: str | None) -> Path:
     """The directory of a model that the user named. Raises ValueError where there is none."""
-    from flows.cli.targets.evaluate_target import find_target
+    from flows.cli.serving.evaluate_target import find_target
     from tasks.data.readers.source_bytes import HUGGING_FACE
 
     if source.startswith(HUGGING_FACE):

@@ -20,7 +20,7 @@ def rollback(
     """Make the champion before this one champion again; a running `glm46 serve` follows."""
     with usage_errors():
         from configs.load import load_scale
-        from flows.cli.serve_model import find_version
+        from flows.cli.serving.serve_model import find_version
         from infra.home import open_home
         from infra.registry.model_registry import CHAMPION, model_name, open_registry
         from infra.registry.promotion import roll_back

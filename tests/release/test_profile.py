@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from configs.schema import ServingResources
-from flows.cli.targets.profile_target import parse_levels, profile_target
+from flows.cli.serving.profile_target import parse_levels, profile_target
 from infra.serving.model_client import ServerFailedError
 from infra.serving.model_server import running_model_server
 from tasks.release.convert_checkpoint import convert_checkpoint

@@ -18,7 +18,7 @@ import pytest
 
 from configs.load import load_scale
 from configs.schema import ReleaseRecipe, ServingResources
-from flows.cli.serve_model import ServedModel, complete
+from flows.cli.serving.serve_model import ServedModel, complete
 from infra.home import Home
 from infra.serving.model_server import is_healthy, running_model_server, start_model_server
 from infra.storage.open_store import open_store

@@ -45,7 +45,7 @@ def evaluate(
         _compare(target, compare, as_json)
         return
     with usage_errors():
-        from flows.cli.targets.evaluate_target import Wanted, ask, evaluate_target, find_target, new_output
+        from flows.cli.serving.evaluate_target import Wanted, ask, evaluate_target, find_target, new_output
         from infra.home import open_home
 
         if target is None or data is None or output is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from configs.load import load_scale
-from flows.cli.serve_model import find_version, served_model
+from flows.cli.serving.serve_model import find_version, served_model
 from infra.home import Home
 from infra.serving.model_client import ModelClient
 from infra.storage.open_store import open_store
