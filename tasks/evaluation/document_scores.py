@@ -35,11 +35,14 @@ def score_documents(
         for start in range(0, len(text.token_ids) - 1, sequence_length):
             windows.append(text.token_ids[start : start + sequence_length + 1])
             owners.append((number, start))
+    # The engine pads what it is given to one length.
+    order = sorted(range(len(windows)), key=lambda number: -len(windows[number]))
     totals = [0.0] * len(documents)
     for start in range(0, len(windows), WINDOWS_PER_REPORT):
         output.report(Progress(start, len(windows), "windows", "scoring held-out documents"))
-        scores = engine.score(windows[start : start + WINDOWS_PER_REPORT])
-        for (owner, first), row in zip(owners[start : start + WINDOWS_PER_REPORT], scores, strict=True):
+        members = order[start : start + WINDOWS_PER_REPORT]
+        scores = engine.score([windows[number] for number in members])
+        for (owner, first), row in zip([owners[number] for number in members], scores, strict=True):
             counts = texts[owner].is_scored[first : first + len(row)]
             totals[owner] += sum(value for value, is_scored in zip(row, counts, strict=True) if is_scored)
     for document, text, log_probability in zip(documents, texts, totals, strict=True):
