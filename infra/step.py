@@ -158,6 +158,8 @@ class Progress:
     total: float
     unit: str
     message: str = ""
+    figure: float | None = None
+    """A number to watch, for example the loss: its course is drawn."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ class ProgressFile:
         self.path = work_dir / NAME
         self.written_at = 0.0
 
-    def write(self, done: float, total: float, unit: str, message: str) -> None:
+    def write(self, done: float, total: float, unit: str, message: str, figure: float | None = None) -> None:
         if done < total and time.monotonic() - self.written_at < INTERVAL_SECONDS:
             return
         self.written_at = time.monotonic()
         with replacing(self.path) as temporary:
-            temporary.write_text(json.dumps({"done": done, "total": total, "unit": unit, "message": message}))
+            progress = {"done": done, "total": total, "unit": unit, "message": message, "figure": figure}
+            temporary.write_text(json.dumps(progress))

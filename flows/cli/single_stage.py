@@ -76,7 +76,8 @@ class SingleStage:
         def report(part: str, progress: Progress) -> None:
             self.log.progress(f"{step.name}, {part}" if part else step.name, progress)
 
-        artifact, is_cached = computation.find_or_run(self.store, report, self.log.say)
+        with self.log.running(step.name):
+            artifact, is_cached = computation.find_or_run(self.store, report, self.log.say)
         computation.log(self.log, started, artifact, is_cached, "computed")
         self.artifacts[step.name] = artifact
         return artifact

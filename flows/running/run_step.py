@@ -80,7 +80,8 @@ def run_step(
         retry_delay_seconds=JOB_RETRY_DELAY_SECONDS,
         retry_condition_fn=_lost_its_job(run.log, name),
     )
-    state = as_task(body)(return_state=True)
+    with run.log.running(name):
+        state = as_task(body)(return_state=True)
     artifact: Artifact[R] = state.result()  # pyright: ignore[reportAssignmentType]
     computation.log(run.log, started, artifact, state.name == "Cached", reason)
     return artifact
@@ -98,7 +99,8 @@ def run_effect(run: Run, stage: str, effect: Callable[[], T], describe: Callable
         retry_delay_seconds=EFFECT_RETRY_DELAY_SECONDS,
         retry_condition_fn=_is_worth_retrying,
     )
-    result = as_task(effect)()
+    with run.log.running(stage):
+        result = as_task(effect)()
     run.log.finish(StageResult(stage, round(time.monotonic() - started, 2), False, describe(result), "", ""))
     return result
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
 
+from flows.running.sparkline import Sparkline
 from infra.step import Progress, Record
 
 PROGRESS_INTERVAL_SECONDS = {True: 0.5, False: 10.0}
@@ -38,18 +41,46 @@ class StageLog:
     results: list[StageResult] = field(default_factory=list)
     _shown_at: float = 0.0
     _began: tuple[str, float, float] = ("", 0.0, 0.0)
+    _course: Sparkline = field(default_factory=Sparkline)
+    _figures_until: float = -1.0
+    """A job's progress is read more often than it grows."""
+    _line: str = ""
+    _one_at_a_time: threading.RLock = field(default_factory=threading.RLock)
 
     def say(self, message: str) -> None:
         """Print one message."""
-        self._clear()
-        self.console.print(message, markup=False)
+        with self._one_at_a_time:
+            self._clear()
+            self.console.print(message, markup=False)
         self.forward(message)
+
+    @contextmanager
+    def running(self, stage: str) -> Iterator[None]:
+        """Shows meanwhile that the stage runs and for how long, also where it reports no rows."""
+        began, has_ended = time.monotonic(), threading.Event()
+        self._line, self._shown_at = stage, began
+
+        def show() -> None:
+            while not has_ended.wait(PROGRESS_INTERVAL_SECONDS[self.console.is_terminal]):
+                with self._one_at_a_time:
+                    self._show(f"{self._line}, {time.monotonic() - began:,.0f} s so far")
+
+        shown = threading.Thread(target=show, name="stage-log", daemon=True)
+        shown.start()
+        try:
+            yield
+        finally:
+            has_ended.set()
+            shown.join()
 
     def progress(self, stage: str, progress: Progress) -> str:
         """Show how far a stage has come; returns the line, with rate and time to go since the stage's first report."""
         now = time.monotonic()
         if self._began[0] != stage:
-            self._began = (stage, now, progress.done)
+            self._began, self._course, self._figures_until = (stage, now, progress.done), Sparkline(), -1.0
+        if progress.figure is not None and progress.done > self._figures_until:
+            self._figures_until = progress.done
+            self._course.add(progress.figure)
         rate = (progress.done - self._began[2]) / max(now - self._began[1], 1e-9)
         line = f"{stage}: {progress.done:,.0f}{f' of {progress.total:,.0f}' if progress.total else ''} {progress.unit}"
         if rate > 0 and now - self._began[1] > 1:
@@ -57,15 +88,23 @@ class StageLog:
             if progress.total:
                 line += f", {max(progress.total - progress.done, 0) / rate:,.0f} s to go"
         line += f", {progress.message}" if progress.message else ""
-        terminal = self.console.is_terminal
-        if now - self._shown_at >= PROGRESS_INTERVAL_SECONDS[terminal]:
-            self._shown_at = now
-            if terminal:
-                self.console.file.write(f"\r\x1b[2K  {line[: self.console.width - 3]}")
-                self.console.file.flush()
-            else:
-                self.console.print(f"  {line}", markup=False)
+        line += f" {self._course}".rstrip()
+        with self._one_at_a_time:
+            self._line = line
+            self._show(line)
         return line
+
+    def _show(self, line: str) -> None:
+        """Unless another line was shown a moment ago."""
+        now, is_terminal = time.monotonic(), self.console.is_terminal
+        if now - self._shown_at < PROGRESS_INTERVAL_SECONDS[is_terminal]:
+            return
+        self._shown_at = now
+        if is_terminal:
+            self.console.file.write(f"\r\x1b[2K  {line[: self.console.width - 3]}")
+            self.console.file.flush()
+        else:
+            self.console.print(f"  {line}", markup=False)
 
     def finish(self, result: StageResult) -> None:
         """Record a finished stage and print its line."""

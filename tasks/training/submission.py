@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from infra.jobs.follow_job import JobSubmission
@@ -56,7 +57,7 @@ class Submission(JobSubmission):
         full, now = self.phase.resources.num_ranks, self._num_ranks()
         if now == full:
             return progress
-        return Progress(progress.done, progress.total, progress.unit, f"{progress.message}, {now} of {full} ranks")
+        return replace(progress, message=f"{progress.message}, {now} of {full} ranks")
 
     def _submit(self, worlds: list[TrainingResources], why: str) -> JobHandle:
         self._world, *smaller = worlds

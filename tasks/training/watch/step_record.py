@@ -30,8 +30,8 @@ class StepRecord:
         self._trackers = open_trackers(job, position.step)
         self._interval = _Interval()
 
-    def _show_progress(self, position: Position, message: str) -> None:
-        self._progress.write(position.num_tokens, self._job.recipe.num_tokens, "tokens", message)
+    def _show_progress(self, position: Position, message: str, figure: float | None = None) -> None:
+        self._progress.write(position.num_tokens, self._job.recipe.num_tokens, "tokens", message, figure)
 
     def waited(self, seconds: float) -> None:
         """For data."""
@@ -51,7 +51,8 @@ class StepRecord:
     ) -> None:
         """The line of a step, where one is due: at the interval, at the phase's end, and of every measured step."""
         self._interval.add(plan, result)
-        self._show_progress(position, _message(result, data))
+        name, figure = _watched(result, data)
+        self._show_progress(position, f"{name} {figure:.3f}", figure)
         if self._rollouts is not None:
             self._rollouts.append(data.rollouts)
         is_last = position.num_tokens >= self._job.recipe.num_tokens
@@ -113,9 +114,8 @@ class _Interval:
         self.optimizer_seconds += result.optimizer_seconds
 
 
-def _message(result: StepResult, data: StepData) -> str:
-    return (
-        f"loss {result.losses.lm:.3f}"
-        if "reward_mean" not in data.metrics
-        else f"reward {data.metrics['reward_mean']:.3f}"
-    )
+def _watched(result: StepResult, data: StepData) -> tuple[str, float]:
+    """Name and value of the figure that shows whether the phase learns."""
+    if "reward_mean" in data.metrics:
+        return "reward", data.metrics["reward_mean"]
+    return "loss", result.losses.lm
