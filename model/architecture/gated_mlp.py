@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from model.architecture.grouped_linear import expert_rows
 from model.kernels import elementwise_kernels
+from model.kernels.float32_products import mkl_products
 
 
 def silu_product(gate: Tensor, up: Tensor) -> Tensor:
@@ -38,6 +39,7 @@ class _GroupedMlp(torch.autograd.Function):
     """
 
     @staticmethod
+    @mkl_products()
     def forward(
         ctx, tokens_RD: Tensor, gate_EFD: Tensor, up_EFD: Tensor, down_EDF: Tensor, counts: list[int]
     ) -> Tensor:
@@ -53,6 +55,7 @@ class _GroupedMlp(torch.autograd.Function):
         return out_RD
 
     @staticmethod
+    @mkl_products()
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
         tokens_RD, gate_EFD, up_EFD, down_EDF, gate_RF, up_RF = ctx.saved_tensors
         grad_RD = grads[0].contiguous()

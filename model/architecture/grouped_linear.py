@@ -4,11 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.kernels.float32_products import mkl_products
+
 
 class _GroupedLinear(torch.autograd.Function):
     """Frozen matrices get no gradient: for adapters that is a third of the work and all of the memory."""
 
     @staticmethod
+    @mkl_products()
     def forward(ctx, rows_RI: Tensor, weight_EOI: Tensor, counts: list[int]) -> Tensor:
         out_RO = rows_RI.new_empty(rows_RI.shape[0], weight_EOI.shape[1])
         for expert, rows in expert_rows(counts):
@@ -18,6 +21,7 @@ class _GroupedLinear(torch.autograd.Function):
         return out_RO
 
     @staticmethod
+    @mkl_products()
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         rows_RI, weight_EOI = ctx.saved_tensors
         grad_RO = grads[0].contiguous()

@@ -60,15 +60,18 @@ def load_tokenizer(tokenizer_path: Path) -> Tokenizer:
 
 @contextmanager
 def reproducible_arithmetic(num_threads: int) -> Iterator[None]:
-    """A fixed number of torch threads and deterministic algorithms within the block; what was set before comes back
-    after it."""
+    """A fixed number of torch threads, deterministic algorithms and the training's products within the block; what was
+    set before comes back after it."""
     import torch
+
+    from model.kernels.float32_products import onednn_products
 
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with onednn_products():
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from configs.schema import TrainingRecipe
+from model.kernels.float32_products import onednn_products
 from tasks.training.loop.critic_training import update_critic
 from tasks.training.loop.pair_data import HeldOutPairs
 from tasks.training.loop.phase_data import PhaseData, StepData, open_phase_data
@@ -319,7 +320,8 @@ def train_to_end(job: TrainingJob, interruption: Interruption) -> Training:
 def run(job: TrainingJob) -> int:
     """Exit code of this rank."""
     configure_process(job)
-    training = train_to_end(job, Interruption())
+    with onednn_products():
+        training = train_to_end(job, Interruption())
     if not training.is_done:
         print(f"interrupted: saved at step {training.position.step}", flush=True)
         return os.EX_TEMPFAIL

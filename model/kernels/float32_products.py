@@ -1,0 +1,56 @@
+"""Which library multiplies float32 matrices on a CPU: oneDNN where shapes repeat, MKL where they change.
+
+MKL uses no AVX-512 on AMD's processors: oneDNN takes half the time there. It prepares itself for every new shape, which
+takes about a millisecond, more than the product of an expert's few rows.
+
+torch gives float32 products to oneDNN only together with leave to round to bfloat16. oneDNN does so on processors with
+AMX; there MKL stays.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_MATMUL = torch.backends.mkldnn.matmul
+_ONEDNN, _MKL = "bf16", "ieee"
+
+
+@contextmanager
+def onednn_products() -> Iterator[None]:
+    """For products whose shapes repeat, where oneDNN computes them in float32; ends with what was set before."""
+    with _library(_ONEDNN if is_onednn_exact() else _MKL):
+        yield
+
+
+@contextmanager
+def mkl_products() -> Iterator[None]:
+    """For products whose shapes change from call to call."""
+    with _library(_MKL):
+        yield
+
+
+@contextmanager
+def _library(name: str) -> Iterator[None]:
+    before = _MATMUL.fp32_precision
+    _MATMUL.fp32_precision = name
+    try:
+        yield
+    finally:
+        _MATMUL.fp32_precision = before
+
+
+@functools.cache
+def is_onednn_exact() -> bool:
+    """Whether oneDNN, given leave to round, keeps bits that bfloat16 has not."""
+    with _library(_ONEDNN):
+        for size in (32, 128, 512):
+            values = torch.full((size, size), 1 + 2.0**-20)
+            identity = torch.eye(size)
+            products = [values @ identity, identity @ values.t(), torch.bmm(values[None], identity[None])[0]]
+            if any(not torch.equal(product, values) for product in products):
+                return False
+    return True
