@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from model.architecture.grouped_linear import expert_rows
 from model.kernels import elementwise_kernels
-from model.kernels.float32_products import mkl_products
+from model.kernels.cpu_products import repeating_size
 
 
 def silu_product(gate: Tensor, up: Tensor) -> Tensor:
@@ -32,6 +32,25 @@ def silu_product_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tenso
     return grad_gate, grad_up, activated.mul_(up)
 
 
+def _padded_groups(counts: list[int], dtype: torch.dtype) -> list[tuple[int, slice, int]]:
+    """(expert, rows that are computed, how many of them are its own) of every expert that received a token.
+
+    Where shapes must repeat, the rows after an expert's own are computed with it: at most a sixteenth more. They hold
+    the next experts' results until their turn comes.
+    """
+    groups = []
+    for expert, rows in expert_rows(counts):
+        count = rows.stop - rows.start
+        groups.append((expert, slice(rows.start, rows.start + repeating_size(count, dtype)), count))
+    return groups
+
+
+def _rows_or_zeros(matrix_RD: Tensor, rows: slice) -> Tensor:
+    """The rows, and zeros for those after the last."""
+    missing = rows.stop - matrix_RD.shape[0]
+    return matrix_RD[rows] if missing <= 0 else F.pad(matrix_RD[rows.start :], (0, 0, 0, missing))
+
+
 class _GroupedMlp(torch.autograd.Function):
     """Rows [ends[e-1], ends[e]) of `tokens_RD` go through expert e; `counts` are Python integers, known on the host.
 
@@ -39,27 +58,27 @@ class _GroupedMlp(torch.autograd.Function):
     """
 
     @staticmethod
-    @mkl_products()
     def forward(
         ctx, tokens_RD: Tensor, gate_EFD: Tensor, up_EFD: Tensor, down_EDF: Tensor, counts: list[int]
     ) -> Tensor:
-        gate_RF = tokens_RD.new_empty(tokens_RD.shape[0], gate_EFD.shape[1])
-        up_RF, out_RD = torch.empty_like(gate_RF), torch.empty_like(tokens_RD)
-        for expert, rows in expert_rows(counts):
-            gate, up = gate_RF[rows], up_RF[rows]
-            torch.mm(tokens_RD[rows], gate_EFD[expert].t(), out=gate)
-            torch.mm(tokens_RD[rows], up_EFD[expert].t(), out=up)
-            torch.mm(silu_product(gate, up), down_EDF[expert].t(), out=out_RD[rows])
-        ctx.save_for_backward(tokens_RD, gate_EFD, up_EFD, down_EDF, gate_RF, up_RF)
-        ctx.counts = counts
-        return out_RD
+        groups, num_rows = _padded_groups(counts, tokens_RD.dtype), tokens_RD.shape[0]
+        num_computed = max([num_rows, *(rows.stop for _, rows, _ in groups)])
+        gate_SF = tokens_RD.new_empty(num_computed, gate_EFD.shape[1])
+        up_SF, out_SD = torch.empty_like(gate_SF), tokens_RD.new_empty(num_computed, tokens_RD.shape[1])
+        for expert, rows, _ in groups:
+            tokens, gate, up = _rows_or_zeros(tokens_RD, rows), gate_SF[rows], up_SF[rows]
+            torch.mm(tokens, gate_EFD[expert].t(), out=gate)
+            torch.mm(tokens, up_EFD[expert].t(), out=up)
+            torch.mm(silu_product(gate, up), down_EDF[expert].t(), out=out_SD[rows])
+        ctx.save_for_backward(tokens_RD, gate_EFD, up_EFD, down_EDF, gate_SF, up_SF)
+        ctx.counts, ctx.groups = counts, groups
+        return out_SD[:num_rows]
 
     @staticmethod
-    @mkl_products()
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
-        tokens_RD, gate_EFD, up_EFD, down_EDF, gate_RF, up_RF = ctx.saved_tensors
+        tokens_RD, gate_EFD, up_EFD, down_EDF, gate_SF, up_SF = ctx.saved_tensors
         grad_RD = grads[0].contiguous()
-        grad_tokens_RD = torch.empty_like(tokens_RD)
+        grad_tokens_SD = tokens_RD.new_empty(gate_SF.shape[0], tokens_RD.shape[1])
         grad_gate_EFD, grad_up_EFD, grad_down_EDF = (
             torch.empty_like(gate_EFD),
             torch.empty_like(up_EFD),
@@ -69,15 +88,21 @@ class _GroupedMlp(torch.autograd.Function):
             if count == 0:
                 for grad in (grad_gate_EFD, grad_up_EFD, grad_down_EDF):
                     grad[expert].zero_()
-        for expert, rows in expert_rows(ctx.counts):
-            tokens, grad, grad_tokens = tokens_RD[rows], grad_RD[rows], grad_tokens_RD[rows]
-            grad_gate, grad_up, product = silu_product_backward(grad @ down_EDF[expert], gate_RF[rows], up_RF[rows])
+        for expert, rows, count in ctx.groups:
+            tokens, grad, grad_tokens = (
+                _rows_or_zeros(tokens_RD, rows),
+                _rows_or_zeros(grad_RD, rows),
+                grad_tokens_SD[rows],
+            )
+            grad_gate, grad_up, product = silu_product_backward(grad @ down_EDF[expert], gate_SF[rows], up_SF[rows])
+            for each in (grad_gate, grad_up, product):
+                each[count:] = 0  # other experts' rows add nothing to this one's gradients
             torch.mm(grad_gate, gate_EFD[expert], out=grad_tokens)
             grad_tokens.addmm_(grad_up, up_EFD[expert])
             torch.mm(grad_gate.t(), tokens, out=grad_gate_EFD[expert])
             torch.mm(grad_up.t(), tokens, out=grad_up_EFD[expert])
             torch.mm(grad.t(), product, out=grad_down_EDF[expert])
-        return grad_tokens_RD, grad_gate_EFD, grad_up_EFD, grad_down_EDF, None
+        return grad_tokens_SD[: tokens_RD.shape[0]], grad_gate_EFD, grad_up_EFD, grad_down_EDF, None
 
 
 def apply_grouped_mlp(

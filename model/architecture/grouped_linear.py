@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.kernels.float32_products import mkl_products
+from model.kernels.cpu_products import mkl_products
 
 
 class _GroupedLinear(torch.autograd.Function):

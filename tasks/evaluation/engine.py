@@ -64,7 +64,7 @@ def reproducible_arithmetic(num_threads: int) -> Iterator[None]:
     set before comes back after it."""
     import torch
 
-    from model.kernels.float32_products import onednn_products
+    from model.kernels.cpu_products import onednn_products
 
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(num_threads)

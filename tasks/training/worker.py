@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from configs.schema import TrainingRecipe
-from model.kernels.float32_products import onednn_products
+from model.kernels.cpu_products import onednn_products
 from tasks.training.loop.critic_training import update_critic
 from tasks.training.loop.pair_data import HeldOutPairs
 from tasks.training.loop.phase_data import PhaseData, StepData, open_phase_data

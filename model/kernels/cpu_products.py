@@ -1,10 +1,10 @@
-"""Which library multiplies float32 matrices on a CPU: oneDNN where shapes repeat, MKL where they change.
+"""Which library multiplies matrices on a CPU, and the shapes it is given.
 
-MKL uses no AVX-512 on AMD's processors: oneDNN takes half the time there. It prepares itself for every new shape, which
-takes about a millisecond, more than the product of an expert's few rows.
+torch gives products in bfloat16 to oneDNN and those in float32 to MKL. MKL uses no AVX-512 on AMD's processors: oneDNN
+takes half the time there. torch lets it have float32 products only together with leave to round to bfloat16. oneDNN
+does so on processors with AMX; there MKL stays.
 
-torch gives float32 products to oneDNN only together with leave to round to bfloat16. oneDNN does so on processors with
-AMX; there MKL stays.
+oneDNN prepares itself for every new shape. That takes about a millisecond, more than the product of an expert's rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import torch
 
-_MATMUL = torch.backends.mkldnn.matmul
+_MATMUL = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
 _ONEDNN, _MKL = "bf16", "ieee"
 
 
@@ -41,6 +41,14 @@ def _library(name: str) -> Iterator[None]:
         yield
     finally:
         _MATMUL.fp32_precision = before
+
+
+def repeating_size(size: int, dtype: torch.dtype) -> int:
+    """A size that changes from product to product, rounded up by at most 15 or a sixteenth where oneDNN computes."""
+    if dtype == torch.float32 and _MATMUL.fp32_precision != _ONEDNN:
+        return size
+    multiple = max(16, 1 << max(size.bit_length() - 5, 0))
+    return -(-size // multiple) * multiple
 
 
 @functools.cache
