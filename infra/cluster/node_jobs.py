@@ -1,0 +1,111 @@
+"""The jobs by which a cluster is looked at and tried, through the launcher that phases use."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+
+from infra.cluster.cluster_settings import ClusterSettings
+from infra.cluster.probe_node import REPORT, REQUEST, NodeReport, ProbeRequest
+from infra.cluster.trial_job import HOLD_STEP, TrialResult, read_step
+from infra.home import Home
+from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobStatus, Launcher
+from infra.jobs.open_launcher import open_launcher
+from infra.jobs.supervisor import read_job_file
+
+POLL_SECONDS = 0.2
+WAIT_SECONDS = 1800.0
+"""In the queue and for the job: a busy cluster lets short jobs wait."""
+
+
+class NodeJobs:
+    """Jobs on all nodes of a cluster. Their work directories go when they have succeeded."""
+
+    def __init__(self, home: Home, settings: ClusterSettings) -> None:
+        self.settings = settings
+        self.work_root = home.work_root
+        self.launcher: Launcher = open_launcher(settings.launcher, home.work_root)
+
+    def probe(self, request: ProbeRequest) -> list[NodeReport]:
+        """What each node sees. Raises ValueError or RuntimeError with the launcher's reason."""
+        job = self._job("infra.cluster.probe_node", "probe", ())
+        work_dir = self.work_root / job.key
+        work_dir.mkdir(parents=True)
+        (work_dir / "request.json").write_bytes(REQUEST.dump_json(request))
+        self._finish(self.launcher.submit(job), job)
+        paths = [work_dir / f"report-{node}.json" for node in range(request.num_nodes)]
+        reports = [REPORT.validate_json(path.read_bytes()) for path in paths]
+        shutil.rmtree(work_dir)
+        return reports
+
+    def try_job(self) -> TrialResult:
+        """A job to its end."""
+        job = self._job("infra.cluster.trial_job", "trial", (self._device, "run"))
+        self._finish(self.launcher.submit(job), job)
+        return self._result(job)
+
+    def try_recovery(self) -> TrialResult:
+        """A job that is killed halfway, and submitted again under the same key."""
+        job = self._job("infra.cluster.trial_job", "recovery", (self._device, "hold"))
+        work_dir = self.work_root / job.key
+        handle = self.launcher.submit(job)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while read_step(work_dir) < HOLD_STEP:
+            status = self.launcher.poll(handle)
+            if status.state not in ("queued", "running"):
+                raise JobFailedError(job.name, status)
+            self._refuse_late(deadline, handle, status)
+        self.launcher.cancel(handle, grace_seconds=0)
+        self._finish(self.launcher.submit(job), job)
+        started = read_job_file(work_dir)
+        assert started is not None and started.fencing > 1, started
+        return self._result(job)
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if self.settings.gpus_per_node else "cpu"
+
+    def _job(self, module: str, name: str, arguments: tuple[str, ...]) -> Job:
+        """With a rank per GPU, or one per node without GPUs; a key of its own each time."""
+        key, num_nodes = secrets.token_hex(8), self.settings.num_nodes
+        return Job(
+            key,
+            module,
+            (str(self.work_root / key), *arguments),
+            num_ranks=num_nodes * max(1, self.settings.gpus_per_node),
+            environment={"OMP_NUM_THREADS": "1"},
+            num_nodes=num_nodes,
+            queue=self.settings.queue,
+            device="cuda" if self.settings.gpus_per_node else "cpu",
+            name=f"cluster {name}",
+        )
+
+    def _finish(self, handle: JobHandle, job: Job) -> None:
+        """Wait for success. Raises JobFailedError with the failing rank's last lines."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (status := self.launcher.poll(handle)).state in ("queued", "running"):
+            self._refuse_late(deadline, handle, status)
+        if status.state != "succeeded":
+            raise JobFailedError(job.name, status)
+
+    def _refuse_late(self, deadline: float, handle: JobHandle, status: JobStatus) -> None:
+        if time.monotonic() > deadline:
+            self.launcher.cancel(handle, grace_seconds=0)
+            why = f" ({status.reason})" if status.reason else ""
+            raise RuntimeError(
+                f"the job did not end in {WAIT_SECONDS:.0f} s and was cancelled: it is {status.state}{why}"
+            )
+        time.sleep(POLL_SECONDS)
+
+    def _result(self, job: Job) -> TrialResult:
+        work_dir = self.work_root / job.key
+        result = TrialResult(**json.loads((work_dir / "result.json").read_text()))
+        shutil.rmtree(work_dir)
+        return result
+
+
+def failure_sentence(error: Exception) -> str:
+    """The first line: a JobFailedError has the log's last lines after it."""
+    return str(error).splitlines()[0]
