@@ -37,7 +37,7 @@ def check_cluster(home: Home, settings: ClusterSettings, fio_seconds: int) -> li
     cluster = look_at_cluster(home, settings, jobs, fio_seconds)
     trial, recovery = _tried(cluster, jobs.try_job), _tried(cluster, jobs.try_recovery)
     items = [
-        *(_about_nodes(cluster)),
+        *(about_nodes(cluster)),
         _nodes(cluster),
         _environment(cluster),
         _hostfile(settings),
@@ -73,7 +73,8 @@ def look_at_cluster(
         return Cluster(home, settings, network, (), failure_sentence(error))
 
 
-def _about_nodes(cluster: Cluster) -> list[Item]:
+def about_nodes(cluster: Cluster) -> list[Item]:
+    """The items that read the reports of nodes; all skipped where there are none."""
     if cluster.reports:
         return [judge(cluster) for _, _, judge in ON_NODES]
     return [skipped(name, threshold, "no node was asked: see nodes") for name, threshold, _ in ON_NODES]

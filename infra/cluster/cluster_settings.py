@@ -5,7 +5,8 @@ Settings of a phase (queue, ranks) stay in the YAML of a scale; these describe t
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -57,6 +58,21 @@ class ClusterSettings(BaseModel):
             max_missing_nodes=0,
             patience_minutes=PATIENCE_MINUTES,
         )
+
+
+def make_settings(**values: str | int) -> ClusterSettings:
+    """Raises ValueError in one sentence for what no cluster has."""
+    kinds = get_args(Kind)
+    if values["kind"] not in kinds:
+        raise ValueError(f"--type {values['kind']}: give one of {', '.join(kinds)}")
+    settings = ClusterSettings.model_validate(values)
+    if settings.kind == "kubernetes" and not (settings.image and settings.volume_claim):
+        raise ValueError("--type kubernetes: give --image and --volume-claim, which its pods need")
+    for name in ("nvme_dir", "data"):
+        path = getattr(settings, name)
+        if path and not Path(path).is_absolute():
+            raise ValueError(f"--{name.replace('_dir', '_path').replace('_', '-')} {path}: write the whole path")
+    return settings
 
 
 def read_settings(home: Home) -> ClusterSettings | None:

@@ -33,7 +33,7 @@ class Gpu:
 
 
 def query_gpus() -> list[Gpu]:
-    """None where nvidia-smi is missing. Raises RuntimeError with its words where it fails."""
+    """Empty where nvidia-smi is missing. Raises RuntimeError with its words where it fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     answer = _ask(REASONS[0])
@@ -49,8 +49,8 @@ def parse_gpu(line: str) -> Gpu:
     index, name, driver, memory, clock, max_clock, mask = (field.strip() for field in line.split(","))
     bits = int(mask, 16) if mask.startswith("0x") else 0
     slow = tuple(text for bit, text in SLOW_CLOCKS.items() if bits & bit)
-    numbers = [int(text) if text.isdecimal() else 0 for text in (memory, clock, max_clock)]
-    return Gpu(int(index), name, driver, *numbers, slow)
+    memory_mib, clock_mhz, max_mhz = (int(text) if text.isdecimal() else 0 for text in (memory, clock, max_clock))
+    return Gpu(int(index), name, driver, memory_mib, clock_mhz, max_mhz, slow)
 
 
 def torch_versions() -> tuple[str, str]:
@@ -59,7 +59,9 @@ def torch_versions() -> tuple[str, str]:
 
     if torch.version.cuda is None:
         return "", ""
-    return torch.version.cuda, ".".join(map(str, torch.cuda.nccl.version()))
+    from torch.cuda import nccl
+
+    return torch.version.cuda, ".".join(map(str, nccl.version()))
 
 
 def _ask(reasons: str) -> subprocess.CompletedProcess[str]:

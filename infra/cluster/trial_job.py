@@ -55,7 +55,7 @@ def main() -> int:
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    store = dist.FileStore(os.environ["GLM46_RENDEZVOUS"], num_ranks)
+    store = dist.FileStore(os.environ["GLM46_RENDEZVOUS"], num_ranks)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=rank, world_size=num_ranks)
     saved = work_dir / "state.json"
     state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "value": 0.0}

@@ -143,11 +143,12 @@ def choose_network(
 ) -> tuple[Profile, tuple[str, ...]]:
     """Profile and adapters. `ports` are those of each node; profile `detect` takes the fastest kind that all nodes
     have. Raises ValueError where a node lacks what the profile needs."""
-    if profile != "detect" and profile not in get_args(Profile):
+    candidates: list[Profile] = [each for each in get_args(Profile) if profile in (each, "detect")]
+    if not candidates:
         raise ValueError(f"--network {profile}: give one of detect, {', '.join(get_args(Profile))}")
-    for each in get_args(Profile) if profile == "detect" else [profile]:
+    for each in candidates:
         if each not in LINK_LAYERS:
-            return ("multi_nic" if len(interfaces) > 1 else "tcp") if profile == "detect" else each, ()
+            return ("multi_nic" if profile == "detect" and len(interfaces) > 1 else each), ()
         active = [{port.device for port in of if _is_usable(port, each)} for of in ports.values()]
         usable = set.intersection(*active) if active else set()
         if usable and usable >= set(adapters):
