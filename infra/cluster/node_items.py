@@ -156,16 +156,15 @@ def _versions(cluster: Cluster) -> Item:
         if not check.passed
     ]
     floor = MIN_NCCL_ROCE if cluster.network and cluster.network.profile == "roce" else MIN_NCCL
-    seen = sorted({(report.cuda, report.nccl) for report in cluster.reports})
-    if cluster.settings.gpus_per_node:
-        for cuda, nccl in seen:
-            if not cuda:
-                problems.append("PyTorch is built without CUDA")
-            elif Version(cuda) < Version(MIN_CUDA) or Version(nccl) < Version(floor):
-                problems.append(f"CUDA {cuda} and NCCL {nccl}, asked for {MIN_CUDA} and {floor}")
-    libraries = ", ".join(f"CUDA {cuda}, NCCL {nccl}" if cuda else "PyTorch without CUDA" for cuda, nccl in seen)
+    seen = sorted({(report.cuda, report.nccl) for report in cluster.reports if report.gpus})
+    for cuda, nccl in seen:
+        if not cuda:
+            problems.append("PyTorch is built without CUDA")
+        elif Version(cuda) < Version(MIN_CUDA) or Version(nccl) < Version(floor):
+            problems.append(f"CUDA {cuda} and NCCL {nccl}, asked for {MIN_CUDA} and {floor}")
+    libraries = ", ".join(f"CUDA {cuda}, NCCL {nccl}" for cuda, nccl in seen)
     fix = "make the project's environment anew on all nodes, with a PyTorch for CUDA where there are GPUs"
-    return judged("versions", VERSIONS, f"as asked; {libraries}", problems, fix)
+    return judged("versions", VERSIONS, libraries or "as asked", problems, fix)
 
 
 ON_NODES = (

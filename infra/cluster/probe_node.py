@@ -68,6 +68,7 @@ class NodeReport:
     gpus: tuple[Gpu, ...]
     gpu_problem: str
     cuda: str
+    """Of PyTorch, like NCCL's version; empty without a GPU."""
     nccl: str
     rdma: tuple[RdmaPort, ...]
     interfaces: dict[str, str]
@@ -93,7 +94,7 @@ def probe_node(request: ProbeRequest, work_dir: Path, node: int) -> NodeReport:
         gpus = query_gpus()
     except (RuntimeError, OSError, ValueError) as error:
         gpu_problem = str(error)
-    cuda, nccl = torch_versions()
+    cuda, nccl = torch_versions() if gpus else ("", "")
     nvme_problem = _prepare_nvme(request) if request.nvme_dir else ""
     measures = request.fio_seconds and request.nvme_dir and not nvme_problem
     disk = measure_disk(Path(request.nvme_dir), request.fio_seconds) if measures else None

@@ -166,7 +166,7 @@ def _ssh_keys(setup: Setup) -> Action:
         if setup.is_dry:
             return Action("ssh keys", "would do", missing)
         authorize_own_key(ssh_dir)
-        return Action("ssh keys", "done", f"{missing}; homes that nodes do not share need ssh-copy-id HOST")
+        return Action("ssh keys", "done", f"a key of {ssh_dir} is authorized; other homes need ssh-copy-id HOST")
     return Action("ssh keys", "unchanged", f"a key of {ssh_dir} is authorized there")
 
 
