@@ -34,7 +34,7 @@ def cluster_setup(
     data: Annotated[str, typer.Option(help="a directory of documents that all nodes mount")] = "",
     network: Annotated[str, typer.Option(help="detect, infiniband, roce, tcp or multi_nic")] = "detect",
     interfaces: Annotated[str, typer.Option(help="IP interfaces, by default that of the default route")] = "",
-    adapters: Annotated[str, typer.Option(help="RDMA adapters, by default the active ones of all nodes")] = "",
+    hcas: Annotated[str, typer.Option(help="RDMA cards, by default the active ones of all nodes")] = "",
     added: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="a variable of NCCL")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done; submits no job")] = False,
     master_addr: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -64,7 +64,7 @@ def cluster_setup(
         )
         if settings.launcher == "local" and nodes > 1 and not hosts:
             raise ValueError(f"--type manual with --nodes {nodes}: name the hosts by --hostfile or --hosts")
-        choice = NetworkChoice(network, _names(interfaces), _names(adapters), checked_additions(added or []))
+        choice = NetworkChoice(network, _names(interfaces), _names(hcas), checked_additions(added or []))
         home = open_home()
     has_failed = False
     with failures(home):

@@ -161,7 +161,7 @@ def _small_job(settings: ClusterSettings, trial: TrialResult | str) -> Item:
     measured = f"ranks {trial.num_ranks}, nodes {settings.num_nodes}, sum {trial.value:.0f}"
     if trial.bus_bytes_per_second:
         measured += f", {trial.bus_bytes_per_second / GB:.2f} GB/s"
-    return judged("small_job", threshold, measured, problems, "look for a faulty GPU, adapter or memory")
+    return judged("small_job", threshold, measured, problems, "look for a faulty GPU, network card or memory")
 
 
 def _recovery(settings: ClusterSettings, recovery: TrialResult | str) -> Item:

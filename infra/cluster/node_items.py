@@ -47,26 +47,26 @@ def _gpu_clocks(cluster: Cluster) -> Item:
     return judged("gpu_clocks", CLOCKS, ", ".join(clocks), problems, fix)
 
 
-RDMA = "the profile's adapters are ACTIVE and LinkUp on each node"
+RDMA = "the profile's RDMA cards are ACTIVE and LinkUp on each node"
 
 
 def _rdma(cluster: Cluster) -> Item:
     network = cluster.network
     ports = [(report.name, port) for report in cluster.reports for port in report.rdma]
     if network is None or network.profile not in LINK_LAYERS:
-        reason = f"profile {network.profile} uses none" if network else "no node has an adapter"
+        reason = f"profile {network.profile} uses none" if network else "no node has an RDMA card"
         if network is None and any(port.is_active for _, port in ports):
             measured = f"{len(ports)} ports, and no profile that uses them"
             return Item("rdma", RDMA, measured, "failed", "run glm46 cluster setup, which chooses a profile")
         return skipped("rdma", RDMA, reason)
     active = {(name, port.device): port.rate for name, port in ports if port.is_active}
     problems = [
-        f"{adapter} of {report.name} is not active"
+        f"{hca} of {report.name} is not active"
         for report in cluster.reports
-        for adapter in network.adapters
-        if (report.name, adapter) not in active
+        for hca in network.hcas
+        if (report.name, hca) not in active
     ]
-    measured = f"{len(network.adapters)} adapters per node: {', '.join(sorted(set(active.values())))}"
+    measured = f"{len(network.hcas)} RDMA cards per node: {', '.join(sorted(set(active.values())))}"
     fix = "see `ibstat` and the cable there; on InfiniBand a subnet manager must run"
     return judged("rdma", RDMA, measured, problems, fix)
 

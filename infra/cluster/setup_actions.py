@@ -52,7 +52,7 @@ class NetworkChoice:
 
     profile: str
     interfaces: tuple[str, ...]
-    adapters: tuple[str, ...]
+    hcas: tuple[str, ...]
     added: tuple[tuple[str, str], ...]
 
 
@@ -215,9 +215,9 @@ def _network(setup: Setup, cluster: Cluster) -> Action:
             f"interface {', '.join(sorted(missing)) or 'of the default route'} is not up on all nodes: give "
             f"--interfaces, all have {common}"
         )
-    profile, adapters = choose_network(setup.choice.profile, ports, interfaces, setup.choice.adapters)
-    network = Network(profile, interfaces, adapters, setup.choice.added)
-    said = f"profile {profile}, interfaces {', '.join(interfaces)}" + (f", {', '.join(adapters)}" if adapters else "")
+    profile, hcas = choose_network(setup.choice.profile, ports, interfaces, setup.choice.hcas)
+    network = Network(profile, interfaces, hcas, setup.choice.added)
+    said = f"profile {profile}, interfaces {', '.join(interfaces)}" + (f", {', '.join(hcas)}" if hcas else "")
     script = _written(setup, "network", path, environment_script(network))
     if read_network(setup.home.root) == network:
         return Action("network", script.state, said)

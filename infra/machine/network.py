@@ -1,4 +1,4 @@
-"""The network between nodes: four profiles, the variables that each gives to ranks, and the adapters of this machine.
+"""The network between nodes: four profiles, the variables that each gives to ranks, and the RDMA cards of this machine.
 
 `glm46 cluster setup` writes $GLM46_HOME/cluster/network.json. Jobs on several nodes get its variables
 (infra/jobs/scheduled_jobs.py); ranks of one machine stay on its loopback. Names and values are those of NCCL's user
@@ -60,7 +60,7 @@ ADDED = {
 
 @dataclass(frozen=True)
 class RdmaPort:
-    """A port of an RDMA adapter."""
+    """A port of an RDMA card."""
 
     device: str
     port: int
@@ -82,8 +82,8 @@ class Network:
     profile: Profile
     interfaces: tuple[str, ...]
     """IP interfaces: the traffic of tcp and multi_nic, the first contact of all."""
-    adapters: tuple[str, ...]
-    """RDMA adapters of infiniband and roce."""
+    hcas: tuple[str, ...]
+    """RDMA cards of infiniband and roce."""
     added: tuple[tuple[str, str], ...]
     """Variables of the user's, which win."""
 
@@ -93,7 +93,7 @@ class Network:
         names = ",".join(self.interfaces)
         common = {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": f"={names}", "GLOO_SOCKET_IFNAME": names}
         if self.profile in LINK_LAYERS:
-            own = {**RDMA, "NCCL_IB_HCA": "=" + ",".join(self.adapters)}
+            own = {**RDMA, "NCCL_IB_HCA": "=" + ",".join(self.hcas)}
         else:
             own = {"NCCL_IB_DISABLE": "1", **(MULTI_NIC if self.profile == "multi_nic" else {})}
         return {**common, **own, **dict(self.added)}
@@ -110,7 +110,7 @@ def read_network(home_root: Path) -> Network | None:
     except FileNotFoundError:
         return None
     added = tuple((name, value) for name, value in values["added"])
-    return Network(values["profile"], tuple(values["interfaces"]), tuple(values["adapters"]), added)
+    return Network(values["profile"], tuple(values["interfaces"]), tuple(values["hcas"]), added)
 
 
 def write_network(home_root: Path, network: Network) -> None:
@@ -139,9 +139,9 @@ def checked_additions(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def choose_network(
-    profile: str, ports: Mapping[str, Sequence[RdmaPort]], interfaces: Sequence[str], adapters: Sequence[str]
+    profile: str, ports: Mapping[str, Sequence[RdmaPort]], interfaces: Sequence[str], hcas: Sequence[str]
 ) -> tuple[Profile, tuple[str, ...]]:
-    """Profile and adapters. `ports` are those of each node; profile `detect` takes the fastest kind that all nodes
+    """Profile and cards. `ports` are those of each node; profile `detect` takes the fastest kind that all nodes
     have. Raises ValueError where a node lacks what the profile needs."""
     candidates: list[Profile] = [each for each in get_args(Profile) if profile in (each, "detect")]
     if not candidates:
@@ -151,9 +151,9 @@ def choose_network(
             return ("multi_nic" if profile == "detect" and len(interfaces) > 1 else each), ()
         active = [{port.device for port in of if _is_usable(port, each)} for of in ports.values()]
         usable = set.intersection(*active) if active else set()
-        if usable and usable >= set(adapters):
-            return each, tuple(adapters or sorted(usable, key=lambda name: (len(name), name)))
-    wanted = f"adapters {', '.join(adapters)}" if adapters else "adapter"
+        if usable and usable >= set(hcas):
+            return each, tuple(hcas or sorted(usable, key=lambda name: (len(name), name)))
+    wanted = f"cards {', '.join(hcas)}" if hcas else "card"
     raise ValueError(
         f"--network {profile}: no active {LINK_LAYERS[profile]} {wanted} that all nodes have ({', '.join(ports)}); "
         f"bring the ports up, or give another profile"
@@ -165,7 +165,7 @@ def _is_usable(port: RdmaPort, profile: str) -> bool:
 
 
 def rdma_ports(sys_root: Path = Path("/sys")) -> list[RdmaPort]:
-    """Every port of every adapter, from the files that `ibstat` reads; it need not be installed."""
+    """Every port of every RDMA card, from the files that `ibstat` reads; it need not be installed."""
     ports = []
     for directory in sorted((sys_root / "class" / "infiniband").glob("*/ports/*")):
         read = {name: (directory / name).read_text().strip() for name in ("state", "phys_state", "rate", "link_layer")}
