@@ -6,12 +6,14 @@ import json
 import secrets
 import shutil
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from infra.cluster.cluster_settings import ClusterSettings
 from infra.cluster.probe_node import REPORT, REQUEST, NodeReport, ProbeRequest
 from infra.cluster.trial_job import HOLD_STEP, TrialResult, read_step
 from infra.home import Home
-from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobStatus, Launcher
+from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobState, Launcher
 from infra.jobs.open_launcher import open_launcher
 from infra.jobs.supervisor import read_job_file
 
@@ -34,7 +36,7 @@ class NodeJobs:
         work_dir = self.work_root / job.key
         work_dir.mkdir(parents=True)
         (work_dir / "request.json").write_bytes(REQUEST.dump_json(request))
-        self._finish(self.launcher.submit(job), job)
+        self._run(job)
         paths = [work_dir / f"report-{node}.json" for node in range(request.num_nodes)]
         reports = [REPORT.validate_json(path.read_bytes()) for path in paths]
         shutil.rmtree(work_dir)
@@ -43,7 +45,7 @@ class NodeJobs:
     def try_job(self) -> TrialResult:
         """A job to its end."""
         job = self._job("infra.cluster.trial_job", "trial", (self._device, "run"))
-        self._finish(self.launcher.submit(job), job)
+        self._run(job)
         return self._result(job)
 
     def try_recovery(self) -> TrialResult:
@@ -51,14 +53,10 @@ class NodeJobs:
         job = self._job("infra.cluster.trial_job", "recovery", (self._device, "hold"))
         work_dir = self.work_root / job.key
         handle = self.launcher.submit(job)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while read_step(work_dir) < HOLD_STEP:
-            status = self.launcher.poll(handle)
-            if status.state not in ("queued", "running"):
-                raise JobFailedError(job.name, status)
-            self._refuse_late(deadline, handle, status)
+        with self._cancelling(handle):
+            self._await(handle, job, lambda state: read_step(work_dir) >= HOLD_STEP)
         self.launcher.cancel(handle, grace_seconds=0)
-        self._finish(self.launcher.submit(job), job)
+        self._run(job)
         started = read_job_file(work_dir)
         assert started is not None and started.fencing > 1, started
         return self._result(job)
@@ -82,22 +80,32 @@ class NodeJobs:
             name=f"cluster {name}",
         )
 
-    def _finish(self, handle: JobHandle, job: Job) -> None:
-        """Wait for success. Raises JobFailedError with the failing rank's last lines."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while (status := self.launcher.poll(handle)).state in ("queued", "running"):
-            self._refuse_late(deadline, handle, status)
-        if status.state != "succeeded":
-            raise JobFailedError(job.name, status)
+    def _run(self, job: Job) -> None:
+        """Submit it and wait for success. Raises JobFailedError with the failing rank's last lines."""
+        handle = self.launcher.submit(job)
+        with self._cancelling(handle):
+            self._await(handle, job, lambda state: state == "succeeded")
 
-    def _refuse_late(self, deadline: float, handle: JobHandle, status: JobStatus) -> None:
-        if time.monotonic() > deadline:
+    def _await(self, handle: JobHandle, job: Job, is_reached: Callable[[JobState], bool]) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not is_reached((status := self.launcher.poll(handle)).state):
+            if status.state not in ("queued", "running"):
+                raise JobFailedError(job.name, status)
+            if time.monotonic() > deadline:
+                why = f" ({status.reason})" if status.reason else ""
+                raise RuntimeError(f"the job was {status.state}{why} after {WAIT_SECONDS:.0f} s, and was cancelled")
+            time.sleep(POLL_SECONDS)
+
+    @contextmanager
+    def _cancelling(self, handle: JobHandle) -> Iterator[None]:
+        """A job that nobody waits for any longer does not stay on the nodes."""
+        try:
+            yield
+        except JobFailedError:
+            raise
+        except BaseException:
             self.launcher.cancel(handle, grace_seconds=0)
-            why = f" ({status.reason})" if status.reason else ""
-            raise RuntimeError(
-                f"the job did not end in {WAIT_SECONDS:.0f} s and was cancelled: it is {status.state}{why}"
-            )
-        time.sleep(POLL_SECONDS)
+            raise
 
     def _result(self, job: Job) -> TrialResult:
         work_dir = self.work_root / job.key
@@ -107,5 +115,6 @@ class NodeJobs:
 
 
 def failure_sentence(error: Exception) -> str:
-    """The first line: a JobFailedError has the log's last lines after it."""
-    return str(error).splitlines()[0]
+    """One line: of the log's lines that a JobFailedError ends with, the last."""
+    first, *lines = str(error).splitlines()
+    return f"{first.removesuffix(', last lines:')}{f': {lines[-1].strip()}' if lines else ''}"

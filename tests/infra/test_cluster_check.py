@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from infra.cluster import disk_speed, gpus
+from infra.cluster import disk_speed, gpus, node_jobs
 from infra.cluster.checklist import ORDER, _environment, _hostfile, _nccl, _nodes, _recovery, _small_job
 from infra.cluster.cluster_settings import ClusterSettings, write_settings
 from infra.cluster.disk_speed import DiskSpeed
 from infra.cluster.gpus import Gpu, query_gpus
 from infra.cluster.items import Cluster, has_passed
 from infra.cluster.node_items import ON_NODES
+from infra.cluster.node_jobs import NodeJobs, failure_sentence
 from infra.cluster.probe_node import NodeReport, SharedFiles
 from infra.cluster.trial_job import TrialResult, expected_value
 from infra.home import Home
+from infra.jobs.launchers import JobFailedError, JobHandle, JobStatus
 from infra.machine.doctor import Check
 from infra.machine.network import Network, RdmaPort, rdma_ports, write_network
 from tests.support.cluster import slurm
@@ -153,6 +155,25 @@ def test_a_hostfile_has_enough_hosts_with_enough_slots(tmp_path):
 def test_nodes_that_do_not_answer_are_one_sentence():
     assert _nodes(cluster()).measured == "node1, node2"
     assert _nodes(replace(cluster(), reports=(), unreached="host node2 does not answer")).state == "failed"
+
+
+def test_a_failed_job_is_one_line_with_its_log_and_its_last_words(tmp_path):
+    status = JobStatus("failed", None, 1, 0, "/log", ("Traceback", "OSError: no such card"))
+    sentence = "cluster trial failed: rank 0 ended with exit code 1. Log: /log: OSError: no such card"
+    assert failure_sentence(JobFailedError("cluster trial", status)) == sentence
+
+
+def test_a_job_that_nobody_waits_for_does_not_stay(home, monkeypatch):
+    jobs = NodeJobs(home, ClusterSettings())
+
+    def interrupt(work_dir: Path) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(node_jobs, "read_step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        jobs.try_recovery()
+    (work_dir,) = home.work_root.iterdir()
+    assert jobs.launcher.poll(JobHandle(work_dir.name)).state in ("failed", "interrupted", "lost")
 
 
 def test_gpus_are_read_from_nvidia_smi_also_of_old_drivers(program):
