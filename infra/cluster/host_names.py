@@ -41,5 +41,5 @@ def hosts_of_slurm(partition: str) -> list[str]:
     """Every node of the partition, or of all. Raises ValueError with Slurm's words."""
     answer = ask("sinfo", "--noheader", "--Node", "--format=%N", *(["--partition", partition] if partition else []))
     if answer.returncode:
-        raise ValueError(f"sinfo: {last_line(answer.stderr)}")
+        raise ValueError(f"Slurm does not name its nodes ({last_line(answer.stderr)}): name them by --hosts")
     return sorted(set(answer.stdout.split()))

@@ -54,12 +54,16 @@ def main() -> int:
     work_dir, device, mode = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device == "cuda":
+        if int(os.environ["LOCAL_RANK"]) >= torch.cuda.device_count():
+            print(f"rank {rank} has no GPU: PyTorch sees {torch.cuda.device_count()} here", file=sys.stderr)
+            return 1
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     store = dist.FileStore(os.environ["GLM46_RENDEZVOUS"], num_ranks)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=rank, world_size=num_ranks)
     saved = work_dir / "state.json"
     state = json.loads(saved.read_text()) if saved.exists() else {"step": 0, "value": 0.0}
-    began_at, vector = state["step"], torch.full((1024,), state["value"], device=device)
+    # float64: a sum over more than a thousand ranks is above 2**24
+    began_at, vector = state["step"], torch.full((1024,), state["value"], dtype=torch.float64, device=device)
     dist.barrier()  # all have read the state before rank 0 replaces it
     for step in range(began_at + 1, NUM_STEPS + 1):
         added = torch.full_like(vector, float(step * (rank + 1)))
