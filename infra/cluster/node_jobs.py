@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from configs.schema import Device
 from infra.cluster.cluster_settings import ClusterSettings
 from infra.cluster.probe_node import REPORT, REQUEST, NodeReport, ProbeRequest
 from infra.cluster.trial_job import HOLD_STEP, TrialResult, read_step
@@ -39,7 +40,7 @@ class NodeJobs:
         self._run(job)
         paths = [work_dir / f"report-{node}.json" for node in range(request.num_nodes)]
         reports = [REPORT.validate_json(path.read_bytes()) for path in paths]
-        shutil.rmtree(work_dir)
+        shutil.rmtree(work_dir, ignore_errors=True)  # NFS keeps what a node still has open
         return reports
 
     def try_job(self) -> TrialResult:
@@ -62,7 +63,7 @@ class NodeJobs:
         return self._result(job)
 
     @property
-    def _device(self) -> str:
+    def _device(self) -> Device:
         return "cuda" if self.settings.gpus_per_node else "cpu"
 
     def _job(self, module: str, name: str, arguments: tuple[str, ...]) -> Job:
@@ -76,7 +77,7 @@ class NodeJobs:
             environment={"OMP_NUM_THREADS": "1"},
             num_nodes=num_nodes,
             queue=self.settings.queue,
-            device="cuda" if self.settings.gpus_per_node else "cpu",
+            device=self._device,
             name=f"cluster {name}",
         )
 
@@ -110,7 +111,7 @@ class NodeJobs:
     def _result(self, job: Job) -> TrialResult:
         work_dir = self.work_root / job.key
         result = TrialResult(**json.loads((work_dir / "result.json").read_text()))
-        shutil.rmtree(work_dir)
+        shutil.rmtree(work_dir, ignore_errors=True)  # NFS keeps what a node still has open
         return result
 
 
