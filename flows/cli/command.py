@@ -1,5 +1,5 @@
 """The command line `glm46`: run, plan, stage, chat, serve, eval, convert, generate, fetch, profile, rollback, evidence,
-up, down, exporter, jobs, checkpoint, adopt, gc, doctor, lineage.
+up, down, exporter, jobs, cluster, checkpoint, adopt, gc, doctor, lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from flows.cli.checkpoint_commands import checkpoint_app
+from flows.cli.cluster_commands import cluster_app
 from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_errors
 from flows.cli.eval_command import evaluate
 from flows.cli.jobs_commands import jobs_app
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.add_typer(lineage_app, name="lineage")
 
 app.add_typer(jobs_app, name="jobs")
+app.add_typer(cluster_app, name="cluster")
 
 app.add_typer(checkpoint_app, name="checkpoint")
 

@@ -20,6 +20,7 @@ from infra.jobs.launchers import SUBMISSION_FILE, Job, JobHandle, JobState, JobS
 from infra.jobs.node_files import NodeFiles
 from infra.jobs.rank_processes import tail_of
 from infra.jobs.supervisor import JobFile, read_job_file, write_json
+from infra.machine.network import job_environment
 from infra.storage.object_store import SHARED_VARIABLES
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class ScheduledLauncher:
             self.scheduler.end(self._name(job.key), work_dir)  # one that waits for ever
         work_dir.mkdir(parents=True, exist_ok=True)
         servers = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
-        command = job.command(servers, code_digest((job.module, *job.roots)))
+        network = job_environment(self.work_root.parent) if job.num_nodes > 1 else {}
+        command = job.command({**servers, **network}, code_digest((job.module, *job.roots)))
         write_json(work_dir / "command.json", asdict(command))
         name = self.scheduler.submit(job, work_dir)
         write_json(work_dir / SUBMISSION_FILE, {"scheduler": self.scheduler.name, "job": name})

@@ -60,9 +60,15 @@ class Check:
 
 def check_machine(home: Home) -> list[Check]:
     """Python, packages, Java, compiler, Python headers, memory, disk space, databases and servers."""
-    machine = [_python(), _packages(), check_java(), check_compiler(), _python_headers(), _memory()]
+    python, packages, compiler, headers = check_environment()
+    machine = [python, packages, check_java(), compiler, headers, _memory()]
     machine += [_disk(home.root, "GLM46_HOME", MIN_FREE_BYTES), _temporary_disk()]
     return [*machine, *map(_database, databases(home)), *_servers(home)]
+
+
+def check_environment() -> list[Check]:
+    """What every machine with ranks needs: Python, its packages, a compiler, Python's headers."""
+    return [_python(), _packages(), check_compiler(), _python_headers()]
 
 
 def check_launchers(launchers: Iterable[str]) -> list[Check]:

@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 PACKAGES = ("configs", "data_contracts", "infra", "model", "tasks", "flows")
 ROOMS = """
 configs.files configs.schema configs data_contracts
-infra infra.servers infra.monitoring infra.storage infra.machine infra.jobs infra.registry infra.serving
+infra infra.servers infra.monitoring infra.storage infra.machine infra.jobs infra.cluster infra.registry infra.serving
 model.text model.kernels model.architecture model.optimizer model.generation model.formats model
 tasks.data.records tasks.data.text tasks.data.readers tasks.data.sources tasks.data.extraction tasks.data.embedding
 tasks.data.scoring tasks.data.deduplication tasks.data.filtering tasks.data.privacy tasks.data.sandbox

@@ -1,0 +1,54 @@
+"""Sequential reading and writing of a node's disk, measured by fio past the page cache."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_BYTES = 10 << 30
+MAX_SHARE_OF_FREE = 4
+"""Part of the free space that a measurement may use, as 1/N."""
+SECONDS = 10
+NUM_JOBS = 4
+QUEUE_DEPTH = 16
+"""S2's one job without a queue measures the page cache's write-back, not the disk."""
+
+
+@dataclass(frozen=True)
+class DiskSpeed:
+    """Bytes per second; `problem` says why there are none."""
+
+    write: float = 0.0
+    read: float = 0.0
+    problem: str = ""
+
+
+def measure_disk(directory: Path, seconds: int = SECONDS) -> DiskSpeed:
+    """Write and read files below the directory, which are removed."""
+    fio = shutil.which("fio")
+    if fio is None:
+        return DiskSpeed(problem="fio is not installed (Debian: apt-get install fio)")
+    size = min(MAX_BYTES, shutil.disk_usage(directory).free // MAX_SHARE_OF_FREE) // NUM_JOBS
+    speeds = {}
+    try:
+        for kind in ("write", "read"):
+            command = [fio, "--name=glm46-disk", f"--directory={directory}", f"--rw={kind}", "--bs=1M", "--direct=1"]
+            command += [f"--size={size}", f"--numjobs={NUM_JOBS}", f"--iodepth={QUEUE_DEPTH}", "--ioengine=libaio"]
+            command += [f"--runtime={seconds}", "--time_based", "--end_fsync=1", "--group_reporting"]
+            command += ["--output-format=json"]
+            answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 4 * seconds)
+            if answer.returncode:
+                return DiskSpeed(problem=f"fio: {(answer.stderr or answer.stdout).strip().splitlines()[-1]}")
+            speeds[kind] = parse_fio(answer.stdout, kind)
+    finally:
+        for path in directory.glob("glm46-disk.*"):
+            path.unlink(missing_ok=True)
+    return DiskSpeed(**speeds)
+
+
+def parse_fio(text: str, kind: str) -> float:
+    """Bytes per second of fio's JSON; warnings may come before it."""
+    return float(sum(job[kind]["bw_bytes"] for job in json.loads(text[text.index("{") :])["jobs"]))

@@ -1,0 +1,62 @@
+"""Scripts that setup writes: one that starts a run, one that submits it as a job, one that sets a shell's variables.
+
+A phase's own script is written when it is submitted (infra/jobs/): only the run itself is started by these.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from infra.cluster.cluster_settings import ClusterSettings
+from infra.code_digest import ROOT
+from infra.machine.network import Network
+
+DRIVER_CPUS = 4
+
+
+def environment_script(network: Network) -> str:
+    """Variables for programs of your own, such as nccl-tests. Jobs get them without it."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(network.variables.items())]
+    return "\n".join(["# Source this. glm46 cluster setup writes it anew.", *lines, ""])
+
+
+def launch_script(home_root: Path) -> str:
+    """`launch.sh SCALE ...` is `glm46 run SCALE ...` with this home, from any directory."""
+    glm46 = shlex.quote(str(Path(sys.executable).parent / "glm46"))
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            "# launch.sh SCALE|FILE.yaml [options of glm46 run]",
+            f"export GLM46_HOME={shlex.quote(str(home_root))}",
+            f"cd {shlex.quote(str(ROOT))} || exit 1",
+            f'exec {glm46} run "$@"',
+            "",
+        ]
+    )
+
+
+def driver_script(settings: ClusterSettings, cluster_dir: Path) -> str:
+    """A job of one node for the run, which itself submits the jobs of its phases."""
+    launch = shlex.quote(str(cluster_dir / "launch.sh"))
+    if settings.kind == "pbs":
+        options = {"-N": "glm46-driver", "-q": settings.partition, "-A": settings.account, "-j": "oe", "-r": "y"}
+        options["-l select"] = f"1:ncpus={DRIVER_CPUS}"
+        options["-o"] = str(cluster_dir / "driver.log")
+        lines = [f"#PBS {name}{'=' if name.startswith('-l') else ' '}{text}" for name, text in options.items() if text]
+        usage = f"# qsub -v SCALE=FILE.yaml {cluster_dir / 'driver.pbs'}"
+        return "\n".join(["#!/bin/bash", *lines, usage, f'exec {launch} "$SCALE"', ""])
+    options = {
+        "job-name": "glm46-driver",
+        "nodes": "1",
+        "ntasks": "1",
+        "cpus-per-task": str(DRIVER_CPUS),
+        "partition": settings.partition,
+        "account": settings.account,
+        "output": str(cluster_dir / "driver-%j.log"),
+        "signal": "B:TERM@120",
+    }
+    lines = [f"#SBATCH --{name}={text}" for name, text in options.items() if text]
+    usage = f"# sbatch {cluster_dir / 'driver.sbatch'} SCALE|FILE.yaml [options of glm46 run]"
+    return "\n".join(["#!/bin/bash", *lines, "#SBATCH --requeue", usage, f'exec {launch} "$@"', ""])
