@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from configs.schema import CALIBRATED_GGUF_TYPES
 from flows.running.run import QuantizedModel, Run
 from flows.running.run_step import run_step
 from infra.step import Artifact
@@ -54,12 +55,12 @@ def write_gguf_files(run: Run, prepared: PreparedData, checkpoint: Artifact[Trai
     """Every type of `release.recipe.gguf_types`, weighed by the importance matrix where one of them is calibrated."""
     recipe, job = run.scale.release.recipe, run.scale.release.resources
     importance = None
-    if recipe.has_calibrated_gguf:
+    if any(name in CALIBRATED_GGUF_TYPES for name in recipe.gguf_types):
         importance = run_step(
             run,
             measure_importance,
             checkpoint=checkpoint,
-            recipe=recipe.calibration_recipe,
+            recipe=recipe.calibration_recipe(),
             resources=job,
             job=job,
             **calibration_texts(run, prepared),

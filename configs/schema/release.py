@@ -73,23 +73,9 @@ class ReleaseRecipe(Frozen):
         rows = self.calibration_rows if quantized_format in CALIBRATED_FORMATS else 0
         return QuantizationRecipe(quantized_format=quantized_format, calibration_rows=rows)
 
-    @property
     def calibration_recipe(self) -> CalibrationRecipe:
         """What the importance matrix of the GGUF files depends on."""
         return CalibrationRecipe(calibration_rows=self.calibration_rows)
-
-    @property
-    def has_calibrated_gguf(self) -> bool:
-        """Whether a GGUF file needs the importance matrix."""
-        return any(name in CALIBRATED_GGUF_TYPES for name in self.gguf_types)
-
-    @property
-    def calibrated_formats(self) -> list[str]:
-        """The formats and GGUF types that look at text."""
-        return [
-            *(name for name in self.quantized_formats if name in CALIBRATED_FORMATS),
-            *(name for name in self.gguf_types if name in CALIBRATED_GGUF_TYPES),
-        ]
 
     def max_loss(self, quantized_format: str) -> float:
         """Bits per byte that a format or GGUF type may lose."""
