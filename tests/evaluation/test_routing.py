@@ -1,5 +1,7 @@
 """Which experts two checkpoints choose, against a comparison token by token."""
 
+from functools import partial
+
 import torch
 
 from model.architecture.moe import Router
@@ -10,24 +12,27 @@ from tests.support.saved_models import save_checkpoint
 ROWS = torch.randint(0, GLM46.vocab_size, (3, 20), generator=torch.Generator().manual_seed(2)).tolist()
 
 
+def note(seen, _router, _inputs, found):
+    seen.append(found[0].tolist())
+
+
 def test_agreement_is_the_share_of_positions_and_layers_with_the_same_set(tmp_path):
     num_routers = GLM46.num_hidden_layers - GLM46.first_k_dense_replace
     change = torch.randn(GLM46.n_routed_experts, GLM46.hidden_size, generator=torch.Generator().manual_seed(1))
-    chosen, seen = {}, {"one": [], "other": []}
+    chosen: dict[str, list[torch.Tensor]] = {}
+    seen: dict[str, list[list[list[int]]]] = {"one": [], "other": []}
     for name in seen:
         model = random_model(GLM46)
         routers = [module for module in model.modules() if isinstance(module, Router)][:num_routers]
         if name == "other":
             with torch.no_grad():
                 routers[-1].weight.add_(change)
-                    torch.randn(routers[-1].weight.shape, generator=torch.Generator().manual_seed(1))
-                )
         save_checkpoint(
             model, tmp_path / name, eos_token_ids=[1], pad_token_id=0, dtype=torch.float32, max_shard_bytes=10**9
         )
         chosen[name] = chosen_experts(tmp_path / name, ROWS, "cpu")
         for router in routers:
-            router.register_forward_hook(lambda _, __, found, name=name: seen[name].append(found[0].tolist()))
+            router.register_forward_hook(partial(note, seen[name]))
         with torch.no_grad():
             for row in ROWS:
                 model(torch.tensor([row]))
