@@ -1,15 +1,18 @@
-"""Quantizes a release in every format of its scale, and measures what each lost."""
+"""Writes a release in every format of its scale, and measures what each quantized checkpoint lost."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from configs.schema import CALIBRATED_GGUF_TYPES
 from flows.running.run import QuantizedModel, Run
 from flows.running.run_step import run_step
 from infra.step import Artifact
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.prepared_data import PreparedData
+from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.release.evaluate_quantized import evaluate_quantized
+from tasks.release.measure_importance import measure_importance
 from tasks.release.quantize_checkpoint import quantize_checkpoint
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
@@ -22,7 +25,7 @@ def quantize_model(
     models = {}
     for name in recipe.quantized_formats:
         own = recipe.quantization_recipe(name)
-        texts = _calibration_texts(run, prepared) if own.calibration_rows else NO_TEXTS
+        texts = calibration_texts(run, prepared) if own.calibration_rows else NO_TEXTS
         quantized = run_step(
             run,
             quantize_checkpoint,
@@ -48,10 +51,27 @@ def quantize_model(
     return models
 
 
+def write_gguf_files(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]) -> Artifact[GgufFiles]:
+    """Every type of `release.recipe.gguf_types`, weighed by the importance matrix where one of them is calibrated."""
+    recipe, job = run.scale.release.recipe, run.scale.release.resources
+    importance = None
+    if any(name in CALIBRATED_GGUF_TYPES for name in recipe.gguf_types):
+        importance = run_step(
+            run,
+            measure_importance,
+            checkpoint=checkpoint,
+            recipe=recipe.calibration_recipe(),
+            resources=job,
+            job=job,
+            **calibration_texts(run, prepared),
+        )
+    return run_step(run, convert_to_gguf, checkpoint=checkpoint, importance=importance, recipe=recipe, job=job)
+
+
 NO_TEXTS: dict[str, Any] = {"packed": None, "shards": None, "chats": None}
 
 
-def _calibration_texts(run: Run, prepared: PreparedData) -> dict[str, Any]:
+def calibration_texts(run: Run, prepared: PreparedData) -> dict[str, Any]:
     """The first rows that the scale's last phase with rows would read, if it began there."""
     phase, num_rows = run.scale.calibration_phase, run.scale.release.recipe.calibration_rows
     assert phase is not None, "choose_stages refused formats without rows"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prefect import flow
 
 from flows.assess_checkpoint import evaluate
-from flows.quantize_model import quantize_model
+from flows.quantize_model import quantize_model, write_gguf_files
 from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
 from infra.registry.experiment_tracking import connect
@@ -33,7 +33,7 @@ from tasks.evaluation.comparisons import FIGURES
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.prepared_data import PreparedData
-from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
+from tasks.release.convert_to_gguf import GgufFiles
 from tasks.release.decide_promotion import Withdrawal, decide_promotion
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import GgufEvaluation, evaluate_gguf
@@ -112,7 +112,7 @@ class ReleasedFormats:
 def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]) -> ReleasedFormats:
     """Write GGUF files and quantized checkpoints, evaluate each, and judge what the conversion costs."""
     recipe, job = run.scale.release.recipe, run.scale.release.resources
-    gguf = run_step(run, convert_to_gguf, checkpoint=checkpoint, recipe=recipe, job=job)
+    gguf = write_gguf_files(run, prepared, checkpoint)
     evaluation = run_step(
         run,
         evaluate_gguf,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.schema import CALIBRATED_FORMATS, JobResources, PhaseSection, Scale
+from configs.schema import CALIBRATED_FORMATS, CALIBRATED_GGUF_TYPES, JobResources, PhaseSection, Scale
 from infra.storage.store import hash_file
 from tasks.data.tokenizer.import_tokenizer import read_given_tokenizer
 from tasks.training.plan.launch_rules import incomplete_queue, refuse_impossible_training
@@ -68,10 +68,11 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
             f"bpe, or leave before "
             f"the release with --until {names[-2]}"
         )
-    calibrated = [name for name in scale.release.recipe.quantized_formats if name in CALIBRATED_FORMATS]
+    formats = (*scale.release.recipe.quantized_formats, *scale.release.recipe.gguf_types)
+    calibrated = [name for name in formats if name in (*CALIBRATED_FORMATS, *CALIBRATED_GGUF_TYPES)]
     if RELEASE_MODEL in chosen and calibrated and scale.calibration_phase is None:
         raise ValueError(
-            f"release.recipe.quantized_formats holds {' and '.join(calibrated)}, which look at rows of a phase, and "
+            f"release.recipe asks for {' and '.join(calibrated)}, which look at rows of a phase, and "
             f"no phase of scale {scale.scale} reads any: leave them out, or leave before the release with --until "
             f"{names[-2]}"
         )

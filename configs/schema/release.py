@@ -11,10 +11,16 @@ from configs.schema.jobs import JobResources
 
 SERVED_GGUF_TYPE = "F32"
 """llama.cpp quantizes activations too: only the F32 file's greedy answers can be compared with our own."""
-Q8_0_BLOCK = 32
-"""Elements that share a scale factor: rows of every quantized tensor are whole blocks."""
+GGUF_BLOCK = 32
+"""Elements that share a scale factor in GGUF files: rows of every quantized tensor are whole blocks. Blocks of 256 are
+not needed: shorter rows take another type."""
 
 
+GgufType = Literal["F32", "BF16", "F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M"]
+CALIBRATED_GGUF_TYPES: tuple[GgufType, ...] = ("Q6_K", "Q5_K_M", "Q4_K_M")
+"""Types whose rounding is weighed by an importance matrix."""
+NARROW_GGUF_TYPES: tuple[GgufType, ...] = ("Q4_K_M",)
+"""Types of 4 bits, which may lose more."""
 QuantizedFormat = Literal["FP8_DYNAMIC", "FP8_BLOCK", "GPTQ_W4A16", "AWQ_W4A16"]
 CALIBRATED_FORMATS: tuple[QuantizedFormat, ...] = ("GPTQ_W4A16", "AWQ_W4A16")
 """Formats of 4 bits, which look at activations of text before they round."""
@@ -24,13 +30,20 @@ QUANTIZED_BLOCK = 128
 """Inputs of a matrix that share a scale factor, in these formats but FP8_DYNAMIC."""
 
 
+class CalibrationRecipe(Frozen):
+    """What an importance matrix depends on. Made by `ReleaseRecipe.calibration_recipe`."""
+
+    calibration_rows: int = Field(gt=0)
+
+
 class QuantizationRecipe(Frozen):
     quantized_format: QuantizedFormat
     calibration_rows: int = Field(ge=0)
 
 
 class ReleaseRecipe(Frozen):
-    gguf_types: tuple[Literal["F32", "Q8_0"], ...] = Field(min_length=1)
+    gguf_types: tuple[GgufType, ...] = Field(min_length=1)
+    """Files for llama.cpp, by its names of types. F32 is served. Q6_K, Q5_K_M and Q4_K_M look at text first."""
     smoke_prompts: tuple[str, ...] = Field(min_length=1)
     """Prompts whose greedy continuations by the served model must equal our own generation; the beginnings of held-out
     documents follow them until 500 tokens are compared."""
@@ -43,12 +56,13 @@ class ReleaseRecipe(Frozen):
     max_quantization_bits_per_byte: float = Field(ge=0)
     """Bits per byte that a quantized file may lose against the F32 one, measured by llama.cpp on validation text."""
     max_4_bit_bits_per_byte: float = Field(ge=0)
-    """The same bound for formats of 4 bits."""
+    """The same bound for formats of 4 bits, Q4_K_M among them."""
     quantized_formats: tuple[QuantizedFormat, ...]
     """Checkpoints that vLLM, SGLang and transformers read (compressed-tensors). Their loss is measured with activations
     rounded as those engines round them, against the same bounds."""
     calibration_rows: int = Field(gt=0)
-    """Packed rows that GPTQ and AWQ look at: of the last phase that reads rows, with its mixture and length."""
+    """Packed rows that GPTQ, AWQ and the importance matrix of GGUF files look at: of the last phase that reads rows,
+    with its mixture and length."""
     num_quantization_documents: int = Field(gt=0)
     max_quantization_document_tokens: int = Field(gt=0)
     """Leading tokens scored of each such document; llama.cpp takes one request per token. Of checkpoints every document
@@ -58,6 +72,15 @@ class ReleaseRecipe(Frozen):
         """What one format depends on."""
         rows = self.calibration_rows if quantized_format in CALIBRATED_FORMATS else 0
         return QuantizationRecipe(quantized_format=quantized_format, calibration_rows=rows)
+
+    def calibration_recipe(self) -> CalibrationRecipe:
+        """What the importance matrix of the GGUF files depends on."""
+        return CalibrationRecipe(calibration_rows=self.calibration_rows)
+
+    def max_loss(self, quantized_format: str) -> float:
+        """Bits per byte that a format or GGUF type may lose."""
+        is_narrow = quantized_format in (*CALIBRATED_FORMATS, *NARROW_GGUF_TYPES)
+        return self.max_4_bit_bits_per_byte if is_narrow else self.max_quantization_bits_per_byte
 
     @model_validator(mode="after")
     def _has_the_served_type(self) -> Self:

@@ -14,7 +14,7 @@ from configs.schema.evaluation import EvaluationSection
 from configs.schema.model import ModelSection
 from configs.schema.packing import mixture_waypoints
 from configs.schema.phases import PhaseKind, PhaseRecipe, PhaseSection, TrainingRecipe
-from configs.schema.release import Q8_0_BLOCK, QUANTIZED_BLOCK, ReleaseSection
+from configs.schema.release import GGUF_BLOCK, QUANTIZED_BLOCK, ReleaseSection
 from configs.schema.serving import ServingSection
 
 
@@ -159,12 +159,12 @@ class Scale(Frozen):
             if model.first_k_dense_replace < model.num_hidden_layers
             else {}
         )
-        blocks = {"Q8_0": Q8_0_BLOCK} if "Q8_0" in release.gguf_types else {}
+        blocks = {name: GGUF_BLOCK for name in release.gguf_types if name.startswith("Q")}
         blocks |= {name: QUANTIZED_BLOCK for name in release.quantized_formats if name != "FP8_DYNAMIC"}
         for name, block in blocks.items():
             odd = [f"{size} ({width})" for size, width in widths.items() if width % block]
             if odd:
-                setting = "gguf_types" if name == "Q8_0" else "quantized_formats"
+                setting = "gguf_types" if name in release.gguf_types else "quantized_formats"
                 raise ValueError(
                     f"release.recipe.{setting} holds {name}, whose rows are multiples of {block}: model.recipe "
                     f"{' and '.join(odd)} "

@@ -1,5 +1,5 @@
-"""The command line `glm46`: run, plan, stage, chat, serve, eval, convert, generate, fetch, profile, rollback, evidence,
-up, down, exporter, jobs, cluster, checkpoint, adopt, gc, doctor, lineage.
+"""The command line `glm46`: run, plan, stage, chat, serve, eval, compare, convert, generate, fetch, profile, rollback,
+evidence, up, down, exporter, jobs, cluster, checkpoint, adopt, gc, doctor, lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -18,7 +18,7 @@ import typer
 from flows.cli.checkpoint_commands import checkpoint_app
 from flows.cli.cluster_commands import cluster_app
 from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_errors
-from flows.cli.eval_command import evaluate
+from flows.cli.eval_command import compare, evaluate
 from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
 from flows.cli.model_commands import convert, fetch, generate, profile
@@ -276,6 +276,7 @@ app.command()(up)
 app.command()(down)
 app.command()(exporter)
 app.command("eval")(evaluate)
+app.command()(compare)
 app.command()(convert)
 app.command()(generate)
 app.command()(fetch)

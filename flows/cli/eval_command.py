@@ -1,4 +1,4 @@
-"""The command `glm46 eval`."""
+"""The commands `glm46 eval` and `glm46 compare`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flows.cli.options import ADDRESS, JSON, STORE
 
 def evaluate(
     target: Annotated[
-        str | None,
+        str,
         typer.Argument(
             metavar="DIR|FILE.gguf|ALIAS|VERSION|URL",
             help="a Hugging Face directory, a GGUF file, a registered version, or a server with OpenAI's API",
         ),
-    ] = None,
+    ],
     suite: Annotated[str, typer.Option(metavar="NAME|FILE.yaml", help="likelihood, answers, smoke, ...")] = "smoke",
     data: Annotated[
         str | None, typer.Option(metavar=ADDRESS, help="the benchmarks' files, with their glm46-data.yaml")
@@ -29,10 +29,6 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option(min=1, help="at most so many items per benchmark, always the same ones")
     ] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="A.json B.json", help="compare two results item by item, B minus A"),
-    ] = None,
     scale: Annotated[str, typer.Option(help="the scale of a registered version")] = "tiny",
     device: Annotated[str, typer.Option(help="cpu or cuda, for a checkpoint or version")] = "cpu",
     model: Annotated[str, typer.Option(help="the model's name on a server that has several")] = "",
@@ -40,16 +36,13 @@ def evaluate(
     store: STORE = None,
     as_json: JSON = False,
 ) -> None:
-    """Evaluate a model by a suite of benchmarks, or compare two results."""
-    if compare is not None:
-        _compare(target, compare, as_json)
-        return
+    """Evaluate a model by a suite of benchmarks."""
     with usage_errors():
         from flows.cli.serving.evaluate_target import Wanted, ask, evaluate_target, find_target, new_output
         from infra.home import open_home
 
-        if target is None or data is None or output is None:
-            raise ValueError("name a TARGET, --data and --output, or two results with --compare")
+        if data is None or output is None:
+            raise ValueError("name --data, the benchmarks' files, and --output, a new file")
         home = open_home()
         output = new_output(output)
         found = find_target(target, home, scale, store)
@@ -59,14 +52,46 @@ def evaluate(
         print(result.model_dump_json() if as_json else result.describe())
 
 
-def _compare(target: str | None, paths: tuple[Path, Path], as_json: bool) -> None:
+def compare(
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="as TARGET of glm46 eval, or FILE.json of one of its results")
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="likewise; differences are B minus A")],
+    suite: Annotated[str, typer.Option(metavar="NAME|FILE.yaml", help="likelihood, answers, smoke, ...")] = "smoke",
+    data: Annotated[
+        str | None, typer.Option(metavar=ADDRESS, help="the benchmarks' files, with their glm46-data.yaml")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE.json", help="a new file for the table's figures")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="at most so many items per benchmark")] = None,
+    scale: Annotated[str, typer.Option(help="the scale of registered versions")] = "tiny",
+    device: Annotated[str, typer.Option(help="cpu or cuda, for checkpoints and versions")] = "cpu",
+    model: Annotated[str, typer.Option(help="the model's name on a server that has several")] = "",
+    api_key_env: Annotated[str, typer.Option(help="the environment variable that holds a server's key")] = "",
+    store: STORE = None,
+    as_json: JSON = False,
+) -> None:
+    """Compare two models on the same items: size, speed, benchmarks with paired intervals, experts."""
     with usage_errors():
-        from tasks.evaluation.benchmarks.suite_results import compare_results, describe_differences
+        from flows.cli.serving.compare_targets import compare_files, compare_targets, write_comparison
+        from flows.cli.serving.evaluate_target import ask, find_target
+        from infra.home import open_home
 
-        if target is not None:
-            raise ValueError(f"--compare takes two results and no TARGET ({target}): remove it")
-        differences = compare_results(*paths)
-        if as_json:
-            print("[" + ",".join(each.model_dump_json() for each in differences) + "]")
+        home = open_home()
+        if output is not None and (output.exists() or not output.absolute().parent.is_dir()):
+            raise ValueError(f"--output {output} must be a new file in a directory that exists")
+        of_files = [each for each in (first, second) if each.endswith(".json")]
+        if len(of_files) == 1:
+            raise ValueError(f"{of_files[0]} is a result: compare it with another result, or name two models")
+        if of_files:
+            comparison = compare_files(Path(first), Path(second))
+        elif data is None:
+            raise ValueError("name --data, the benchmarks' files, or two results of glm46 eval")
         else:
-            print(describe_differences(differences))
+            targets = [find_target(each, home, scale, store) for each in (first, second)]
+            asked = ask(suite, data, limit)
+    with failures(home, home.root if output is None else output.absolute().parent):
+        if not of_files:
+            comparison = compare_targets(targets[0], targets[1], asked, home, device, model, api_key_env)
+        if output is not None:
+            write_comparison(output, comparison)
+        print(comparison.model_dump_json() if as_json else comparison.describe())

@@ -1,31 +1,24 @@
 """Writes a Hugging Face checkpoint and its tokenizer as one GGUF file that llama.cpp serves (`glm4moe`).
 
 The MTP layer is left out and `nextn_predict_layers` is 0: llama.cpp does not need it to serve, and loaders that count
-it as a layer fail on it (axolotl #3559). Matrices are F32, BF16, F16 or Q8_0; router, router bias, norms and biases
-are always F32. Tensors are read, converted and written one by one, so memory holds one stack of experts at a time.
-Equal input gives equal bytes.
+it as a layer fail on it (axolotl #3559). gguf_types.py says which type a tensor has. Tensors are read, converted and
+written one by one, so memory holds one stack of experts at a time. Equal input gives equal bytes.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import gguf
 import numpy as np
 import torch
 
-from configs.schema import ModelRecipe
+from configs.schema import CALIBRATED_GGUF_TYPES, GgufType, ModelRecipe
 from model.formats.checkpoint_names import checkpoint_names
+from model.formats.gguf_types import FILE_TYPES, num_stored_bytes, quantize, stored_type
 from model.formats.gguf_vocabulary import Vocabulary, read_vocabulary
 from model.formats.hf_checkpoint import ROUTER_BIAS, open_safetensors, read_config, tensor_files
 from model.text.tokenizer_layout import END_TOKENS
 
-GgufType = Literal["F32", "BF16", "F16", "Q8_0"]
-_FILE_TYPES = {
-    "F32": gguf.LlamaFileType.ALL_F32,
-    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
-    "F16": gguf.LlamaFileType.MOSTLY_F16,
-    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-}
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
 _TRUNK = {
@@ -48,13 +41,23 @@ _MOE = {
 }
 
 
-def write_gguf(checkpoint_dir: Path, tokenizer_path: Path, gguf_path: Path, *, gguf_type: GgufType, name: str) -> None:
+def write_gguf(
+    checkpoint_dir: Path,
+    tokenizer_path: Path,
+    gguf_path: Path,
+    *,
+    gguf_type: GgufType,
+    name: str,
+    importance: Mapping[str, np.ndarray] | None = None,
+) -> None:
     """Convert; `tokenizer_path` is a `tokenizer.json`, and `chat_template.jinja` is taken from the checkpoint directory
-    if it is there.
+    if it is there. `importance` weighs the columns of every matrix of a layer in types that are calibrated.
 
     Raises ValueError for a tokenizer that llama.cpp's pre-tokenizer "glm4" would split differently, for one with more
-    tokens than the embedding has rows, and for Q8_0 where a matrix's rows are not a multiple of 32 long.
+    tokens than the embedding has rows, for a quantized type where a matrix's rows are not a multiple of 32 long, and
+    for a calibrated type without the importance of a matrix.
     """
+    is_calibrated = gguf_type in CALIBRATED_GGUF_TYPES
     recipe = read_config(checkpoint_dir)
     vocabulary = read_vocabulary(tokenizer_path, recipe.vocab_size)
     sources = tensor_sources(recipe)
@@ -64,22 +67,32 @@ def write_gguf(checkpoint_dir: Path, tokenizer_path: Path, gguf_path: Path, *, g
             raise ValueError(
                 f"{checkpoint_dir}: tensor {name_on_disk} is missing: the checkpoint is incomplete, write it again"
             )
+    shapes = {gguf_name: _shape(files, gguf_name, names) for gguf_name, names in sources.items()}
+    types = {
+        gguf_name: stored_type(gguf_name, shape, gguf_type, recipe.num_hidden_layers)
+        for gguf_name, shape in shapes.items()
+    }
+    weighed = [each for each, shape in shapes.items() if is_calibrated and _takes_importance(each, shape)]
+    if missing := [each for each in weighed if importance is None or each not in importance]:
+        raise ValueError(
+            f"{gguf_type} needs the importance of {missing[0]} and {len(missing) - 1} more matrices: measure the "
+            f"checkpoint first, as a release does"
+        )
     writer = gguf.GGUFWriter(gguf_path, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GLM4_MOE])
     _add_architecture(writer, recipe, gguf_type, name)
     _add_tokenizer(writer, vocabulary, checkpoint_dir)
-    for gguf_name, names in sources.items():
-        _add_tensor_info(writer, gguf_name, _shape(files, gguf_name, names), gguf_type)
+    for gguf_name, shape in shapes.items():
+        stored = types[gguf_name]
+        raw_dtype = None if stored == gguf.GGMLQuantizationType.F32 else stored
+        writer.add_tensor_info(
+            gguf_name, shape, np.dtype(np.float32), num_stored_bytes(shape, stored), raw_dtype=raw_dtype
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for gguf_name, names in sources.items():
-        array = _read_array(files, gguf_name, names)
-        quantized = (
-            gguf.quantize(array, gguf.GGMLQuantizationType[gguf_type])
-            if _is_quantized(gguf_name, array.shape, gguf_type)
-            else array
-        )
-        writer.write_tensor_data(quantized)
+        weights = importance[gguf_name] if importance is not None and gguf_name in weighed else None
+        writer.write_tensor_data(quantize(_read_array(files, gguf_name, names), types[gguf_name], weights))
     writer.close()
 
 
@@ -123,30 +136,15 @@ def _read_array(files: dict[str, Path], gguf_name: str, names: list[str]) -> np.
     return (torch.stack(ordered) if _is_stacked(gguf_name) else ordered[0]).numpy()
 
 
-def _is_quantized(gguf_name: str, shape: tuple[int, ...], gguf_type: GgufType) -> bool:
-    return gguf_type != "F32" and len(shape) > 1 and not gguf_name.endswith("ffn_gate_inp.weight")
-
-
-def _add_tensor_info(writer: gguf.GGUFWriter, gguf_name: str, shape: tuple[int, ...], gguf_type: GgufType) -> None:
-    num_elements = int(np.prod(shape))
-    if not _is_quantized(gguf_name, shape, gguf_type):
-        writer.add_tensor_info(gguf_name, shape, np.dtype(np.float32), 4 * num_elements)
-        return
-    raw_dtype = gguf.GGMLQuantizationType[gguf_type]
-    block_size, block_bytes = gguf.GGML_QUANT_SIZES[raw_dtype]
-    if shape[-1] % block_size:
-        raise ValueError(
-            f"{gguf_name}: rows of {shape[-1]} elements cannot be {gguf_type}, which needs a multiple of "
-            f"{block_size}: use F32"
-        )
-    num_bytes = num_elements // block_size * block_bytes
-    writer.add_tensor_info(gguf_name, shape, np.dtype(np.float32), num_bytes, raw_dtype=raw_dtype)
+def _takes_importance(gguf_name: str, shape: tuple[int, ...]) -> bool:
+    """Matrices of layers but the router: embedding and head are rounded finely without."""
+    return gguf_name.startswith("blk.") and len(shape) > 1 and not gguf_name.endswith("ffn_gate_inp.weight")
 
 
 def _add_architecture(writer: gguf.GGUFWriter, recipe: ModelRecipe, gguf_type: GgufType, name: str) -> None:
     writer.add_name(name)
-    writer.add_file_type(_FILE_TYPES[gguf_type])
-    if gguf_type == "Q8_0":
+    writer.add_file_type(FILE_TYPES[gguf_type])
+    if gguf_type.startswith("Q"):
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(recipe.vocab_size)
     writer.add_block_count(recipe.num_hidden_layers)

@@ -22,6 +22,7 @@ from tasks.evaluation.items import (
     DOCUMENT,
     WORKED,
     Item,
+    benchmark_of,
     by_domain,
     by_unit,
     text_once,
@@ -32,8 +33,9 @@ WORKED_BITS_PER_BYTE = "worked_bits_per_byte"
 SHARES = {"arithmetic_accuracy": ARITHMETIC, "pass_at_1": CHAT_PROBLEM, "choice_accuracy": CHOICE}
 """Figure -> kind of its items."""
 FIGURES = (BITS_PER_BYTE, *SHARES)
-"""What candidates are compared on; bits per byte also domain by domain. That of worked problems is compared only for
-phases that are trained for it: a course of others may forget how generated texts are written."""
+"""What candidates are compared on; bits per byte also domain by domain, multiple choice benchmark by benchmark. Bits
+per byte of worked problems is compared only for phases that are trained for it: a course of others may forget how
+generated texts are written."""
 NOUNS = {
     DOCUMENT: "documents",
     ARITHMETIC: "problems",
@@ -83,7 +85,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure, or bits per byte of one domain, as it was compared."""
+    """One figure, or a part of it, a domain or a benchmark, as it was compared."""
 
     figure: str
     kind: str
@@ -93,15 +95,17 @@ class Compared:
 
 
 def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[Compared]:
-    """The figure first, then for bits per byte every domain; nothing for a kind without items. Documents must be
-    finite."""
+    """The figure first, then its parts: every domain of bits per byte, every benchmark of multiple choice where there
+    are several. Nothing for a kind without items. Documents must be finite."""
     if figure == WORKED_BITS_PER_BYTE:
         ours, theirs = ([item for item in side if item.kind == WORKED] for side in (items, others))
         return [Compared(figure, WORKED, bits_difference(ours, theirs), True)]
     if figure != BITS_PER_BYTE:
         kind = SHARES[figure]
         ours, theirs = ([item for item in side if item.kind == kind] for side in (items, others))
-        return [Compared(figure, kind, _share_difference(ours, theirs), kind != CHOICE)] if ours else []
+        parts = _compare_benchmarks(figure, ours, theirs) if kind == CHOICE else []
+        whole = [Compared(figure, kind, _share_difference(ours, theirs), kind != CHOICE)] if ours else []
+        return [*whole, *parts]
     other_domains = by_domain(others, DOCUMENT)
     domains = {name: (own, other_domains[name]) for name, own in by_domain(items, DOCUMENT).items()}
     return [
@@ -110,6 +114,22 @@ def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[
             Compared(f"{figure} of domain {name}", DOCUMENT, bits_difference(*pair), False)
             for name, pair in domains.items()
         ),
+    ]
+
+
+def _compare_benchmarks(figure: str, ours: Sequence[Item], theirs: Sequence[Item]) -> list[Compared]:
+    """Raises ValueError where one side lacks a benchmark of the other."""
+    sides: list[dict[str, list[Item]]] = [{}, {}]
+    for side, items in zip(sides, (ours, theirs), strict=True):
+        for item in items:
+            side.setdefault(benchmark_of(item), []).append(item)
+    if missing := sorted(set(sides[0]) ^ set(sides[1])):
+        raise ValueError(f"benchmark {missing[0]} was asked of one checkpoint only: evaluate both on one suite")
+    if len(sides[0]) < 2:
+        return []
+    return [
+        Compared(f"{figure} of benchmark {name}", CHOICE, _share_difference(sides[0][name], sides[1][name]), False)
+        for name in sorted(sides[0])
     ]
 
 

@@ -210,10 +210,14 @@ def _items_of(evaluation: Artifact[Evaluation], other: Artifact[Evaluation], nam
 def _judge(
     compared: list[Compared], name: str, margins: MarginRecipe, verdict: Verdict, own: str = "", must_gain: bool = False
 ) -> None:
-    """Record the bound of a figure and those of its domains, which have a margin of their own."""
+    """Record the bound of a figure and those of its parts: domains have a margin of their own, benchmarks that of all
+    multiple choice."""
     for number, each in enumerate(compared):
-        is_part = number or each.figure == WORKED_BITS_PER_BYTE
-        margin = margins.domain_bits_per_byte if is_part else getattr(margins, each.figure)
+        if each.kind == CHOICE:
+            margin = margins.choice_accuracy
+        else:
+            is_part = number or each.figure == WORKED_BITS_PER_BYTE
+            margin = margins.domain_bits_per_byte if is_part else getattr(margins, each.figure)
         verdict.bounds.append(judge(each, name, margin, each.figure == own, must_gain))
 
 
@@ -226,8 +230,8 @@ def _judge_anchors(
     verdict: Verdict,
 ) -> tuple[str, ...]:
     """The figures whose anchor the candidate becomes: those without one, and those in which it is better than the
-    anchor beyond the interval while no domain is worse beyond its own. An anchor that is the champion, or the candidate
-    itself, is not judged a second time."""
+    anchor beyond the interval while no domain or benchmark is worse beyond its own. An anchor that is the champion, or
+    the candidate itself, is not judged a second time."""
     anchored = []
     for figure in FIGURES:
         anchor = anchors.evaluations.get(figure)

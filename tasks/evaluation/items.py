@@ -71,6 +71,12 @@ class Item:
         return -self.log_probability / math.log(2)
 
 
+def benchmark_of(item: Item) -> str:
+    """The benchmark of a multiple-choice question: the name of its file, or `continuation`."""
+    assert item.kind == CHOICE, item
+    return item.item_id.split("/")[1]
+
+
 def text_digest(text: str) -> str:
     """sha256 of a text's UTF-8 bytes."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from configs.files.atomic_files import replace_durably
-from configs.schema import Frozen
+from configs.schema import Frozen, GgufType
 from infra.storage.store import hash_file
 from model.architecture.counts import count_parameters
-from model.formats.gguf_checkpoint import GgufType, write_gguf
+from model.formats.gguf_checkpoint import write_gguf
 from model.formats.hf_checkpoint import CONFIG_FILE, INDEX_FILE, mtp_copies, plan_shards, stored_dtype, write_checkpoint
 from model.formats.megatron_checkpoint import LATEST_FILE, write_megatron
 from model.formats.safetensors_writer import tensor_bytes, write_safetensors

@@ -52,16 +52,12 @@ def decide_quantization(
         if gguf_type != REFERENCE_TYPE:
             loss = round(finite[gguf_type] - finite[REFERENCE_TYPE], 6)
             verdict.ceiling(
-                f"bits per byte that {gguf_type} loses against {REFERENCE_TYPE}",
-                loss,
-                recipe.max_quantization_bits_per_byte,
+                f"bits per byte that {gguf_type} loses against {REFERENCE_TYPE}", loss, recipe.max_loss(gguf_type)
             )
     for name, evaluation in quantized.evaluations.items():
         before, after = evaluation.record.original_bits_per_byte, evaluation.record.bits_per_byte
         loss = math.nan if before is None or after is None else round(after - before, 6)
-        is_narrow = evaluation.record.num_bits == 4
-        bound = recipe.max_4_bit_bits_per_byte if is_narrow else recipe.max_quantization_bits_per_byte
-        verdict.ceiling(f"bits per byte that {name} loses against the checkpoint", loss, bound)
+        verdict.ceiling(f"bits per byte that {name} loses against the checkpoint", loss, recipe.max_loss(name))
     decision = GateDecision(
         accepted=verdict.is_held, bounds=tuple(verdict.bounds), candidate_digest=gguf_evaluation.digest
     )

@@ -37,9 +37,11 @@ class GgufEvaluation(Record):
 
     checkpoint_digest: str
     bits_per_byte: dict[str, float | None]
+    file_bytes: dict[str, int]
     num_documents: int
     num_tokens: int
     num_bytes: int
+    """Of the scored text."""
 
 
 @step(content=("gguf_scores.json",), evidence=("server-*.log",), distributions=("xllamacpp", "tokenizers", "pyarrow"))
@@ -78,6 +80,7 @@ def evaluate_gguf(
         bits_per_byte={
             gguf_type: _finite(-sum(values) / math.log(2) / num_bytes) for gguf_type, values in scores.items()
         },
+        file_bytes=gguf.record.num_bytes,
         num_documents=len(texts),
         num_tokens=sum(sum(text.is_scored) for text in texts),
         num_bytes=num_bytes,

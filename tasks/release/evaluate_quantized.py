@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.evaluation.engine import load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.items import DOCUMENT
+from tasks.evaluation.routing import routing_agreement
 from tasks.evaluation.suite import read_suite
 from tasks.release.leading_texts import LeadingText, leading_texts
 from tasks.release.quantize_checkpoint import NUM_THREADS
@@ -101,7 +102,7 @@ def evaluate_quantized(
         bits_per_byte=_finite(-sum(ours.log_probabilities) / math.log(2) / num_bytes),
         original_bits_per_byte=_finite(-sum(theirs.log_probabilities) / math.log(2) / num_bytes),
         token_agreement=_agreement(ours.best, theirs.best),
-        routing_agreement=_routing_agreement(ours.experts, theirs.experts),
+        routing_agreement=routing_agreement(ours.experts, theirs.experts),
         num_documents=len(texts),
         num_tokens=sum(sum(text.is_scored) for text in texts),
         num_bytes=quantized.record.num_bytes,
@@ -165,15 +166,6 @@ def _agreement(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
     import torch
 
     return round(float((torch.cat(list(ours)) == torch.cat(list(theirs))).double().mean()), 6)
-
-
-def _routing_agreement(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:
-    import torch
-
-    if not ours:
-        return None
-    same_LT = (torch.cat(list(ours), 1) == torch.cat(list(theirs), 1)).all(-1)
-    return round(float(same_LT.double().mean()), 6)
 
 
 def _finite(value: float) -> float | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.evaluation.engine import reproducible_arithmetic
+from tasks.release.calibration_rows import calibration_rows
 
 if TYPE_CHECKING:
     from configs.schema import JobResources, QuantizationRecipe
@@ -60,7 +61,7 @@ def quantize_checkpoint(
     from model.formats.quantized_checkpoint import write_quantized
 
     output.report(Progress(0, 0, "matrices", f"quantizing to {recipe.quantized_format}"))
-    rows = [] if packed is None else _calibration_rows(packed, (shards, chats), recipe.calibration_rows)
+    rows = [] if packed is None else calibration_rows(packed, (shards, chats), recipe.calibration_rows)
     source, target = checkpoint.directory("hf"), output.path("hf/config.json").parent
     with reproducible_arithmetic(NUM_THREADS):
         tensors = write_quantized(source, target, recipe.quantized_format, rows)
@@ -72,19 +73,3 @@ def quantize_checkpoint(
         num_original_bytes=sizes[1],
         **vars(tensors),
     )
-
-
-def _calibration_rows(
-    packed: Artifact[PackedPhase],
-    sources: tuple[Artifact[TokenShards] | Artifact[ChatShards] | None, ...],
-    num_rows: int,
-) -> list[list[int]]:
-    """Token ids of the first rows, without gaps and without the last target."""
-    from configs.files.block_reader import BlockReader
-    from tasks.data.packing.packed_rows import NO_SEGMENT, PackedRows
-
-    files = [file for source in sources if source is not None for file in source.files("shards/*")]
-    rows = PackedRows(packed.files("*"), files, BlockReader())
-    tokens, segments, _ = rows.rows(0, min(num_rows, len(rows)))
-    rows.close()
-    return [row[:-1][own[:-1] != NO_SEGMENT].tolist() for row, own in zip(tokens, segments, strict=True)]

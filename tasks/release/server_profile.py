@@ -13,6 +13,7 @@ from configs.schema import Frozen
 
 if TYPE_CHECKING:
     from infra.serving.model_client import ModelClient
+    from model.generation.generation import Generation, InProcessEngine, Sampling
 
 MIN_REQUESTS = 4
 """Requests at the lowest concurrency: one would show the first request's cost alone."""
@@ -114,20 +115,18 @@ def measure_drafts(checkpoint_dir: Path, num_tokens: int) -> tuple[Drafts | None
 
     from model.formats.hf_checkpoint import read_config
     from model.generation.generation import Sampling
-    from tasks.evaluation.engine import document_token_ids, load_engine, load_tokenizer
+    from tasks.evaluation.engine import load_engine
 
     if not read_config(checkpoint_dir).num_nextn_predict_layers:
         return None, "drafts: the model has no MTP layer"
-    tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
-    prompts = [document_token_ids(tokenizer, PROMPT.format(number)) for number in range(MIN_REQUESTS)]
+    prompts = _prompts(checkpoint_dir)
     engine = load_engine(checkpoint_dir, weights_version="", batch_sequences=1)
     plain = Sampling(max_new_tokens=num_tokens)
     speeds, answers = [], []
     for sampling in (plain, replace(plain, is_speculative=True)):
-        engine.generate(prompts[:1], sampling, "")
-        start = time.perf_counter()
-        answers.append(engine.generate(prompts, sampling, ""))
-        speeds.append(len(prompts) * num_tokens / (time.perf_counter() - start))
+        speed, answer = _timed(engine, prompts, sampling)
+        speeds.append(speed)
+        answers.append(answer)
     equal = sum(first == second for first, second in zip(answers[0].token_ids, answers[1].token_ids, strict=True))
     drafts = Drafts(
         tokens_per_second=speeds[0],
@@ -137,3 +136,27 @@ def measure_drafts(checkpoint_dir: Path, num_tokens: int) -> tuple[Drafts | None
         num_answers=len(prompts),
     )
     return drafts, ""
+
+
+def engine_speed(checkpoint_dir: Path, num_tokens: int, device: str) -> float:
+    """Tokens per second of our own engine, one answer at a time, without drafts."""
+    from model.generation.generation import Sampling
+    from tasks.evaluation.engine import load_engine
+
+    engine = load_engine(checkpoint_dir, weights_version="", batch_sequences=1, device=device)
+    return _timed(engine, _prompts(checkpoint_dir), Sampling(max_new_tokens=num_tokens))[0]
+
+
+def _prompts(checkpoint_dir: Path) -> list[list[int]]:
+    from tasks.evaluation.engine import document_token_ids, load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
+    return [document_token_ids(tokenizer, PROMPT.format(number)) for number in range(MIN_REQUESTS)]
+
+
+def _timed(engine: InProcessEngine, prompts: list[list[int]], sampling: Sampling) -> tuple[float, Generation]:
+    """(tokens per second, the answers), after one answer that is not measured."""
+    engine.generate(prompts[:1], sampling, "")
+    start = time.perf_counter()
+    answers = engine.generate(prompts, sampling, "")
+    return len(prompts) * sampling.max_new_tokens / (time.perf_counter() - start), answers

@@ -24,10 +24,17 @@ def formats_section(gguf: Artifact[GgufEvaluation] | None, quantized: QuantizedE
 
 def gguf_table(record: GgufEvaluation) -> str:
     """What files for llama.cpp lose."""
-    rows: Sequence[tuple[str, str]] = [
-        (gguf_type, "not finite" if bits is None else f"{bits:.4f}") for gguf_type, bits in record.bits_per_byte.items()
+    whole = record.file_bytes["F32"]
+    rows = [
+        (
+            gguf_type,
+            f"{record.file_bytes[gguf_type] / 1e6:,.1f} MB",
+            f"{record.file_bytes[gguf_type] / whole:.0%}",
+            _bits(bits),
+        )
+        for gguf_type, bits in record.bits_per_byte.items()
     ]
-    return table(("type", "bits per byte"), rows) + paragraph(
+    return table(("type", "size", "of F32", "bits per byte"), rows) + paragraph(
         f"Measured by llama.cpp itself on the leading tokens of {record.num_documents} held-out documents "
         f"({record.num_tokens:,} tokens, "
         f"{record.num_bytes:,} bytes): every token is scored given those before it.",

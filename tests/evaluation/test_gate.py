@@ -16,7 +16,7 @@ from flows.stages import without_required_gains
 from infra.home import Home
 from infra.step import Output, Record, step
 from infra.storage.open_store import open_store
-from tasks.evaluation.comparisons import FIGURES, bits_difference
+from tasks.evaluation.comparisons import FIGURES, bits_difference, compare
 from tasks.evaluation.decide_gate import Anchors, decide_gate
 from tasks.evaluation.expert_use import ExpertUse, write_expert_use
 from tasks.evaluation.items import suite_digest, write_items
@@ -33,7 +33,10 @@ from tests.support.gate_items import (
     items_of,
     mixed,
     problem,
+    question,
 )
+
+BENCHMARKS = ("arc", "boolq", "piqa")
 
 
 class Evaluation(Record):
@@ -130,6 +133,40 @@ def test_without_questions_choice_has_no_bound_unless_a_floor_demands_them(decid
     assert decision.record.accepted and not [
         bound for bound in decision.record.bounds if bound.figure == "choice_accuracy"
     ]
+
+
+def of_benchmarks(**rights):
+    """Items without questions, and those of each benchmark, so many of them right."""
+    asked = [question(n, n < right, name) for name, right in rights.items() for n in range(NUM_ITEMS)]
+    return [*items_of(choice=None), *asked]
+
+
+def test_a_loss_in_one_benchmark_is_refused_though_all_questions_together_gain(decide):
+    """On both sides of the margin of 0.2; and the record names each benchmark with its items."""
+    before = of_benchmarks(arc=30, boolq=16, piqa=16)
+    for right, accepted in ((30, True), (4, False)):
+        decision = decide(of_benchmarks(arc=right, boolq=40, piqa=40), before)
+        assert decision.record.accepted is accepted, decision.record.refusals
+        assert bound_of(decision, "choice_accuracy", "champion").outcome == "held"
+        parts = {name: bound_of(decision, f"choice_accuracy of benchmark {name}", "champion") for name in BENCHMARKS}
+        assert all(part.limit == -0.2 and part.num_items == NUM_ITEMS for part in parts.values())
+        assert {name for name, part in parts.items() if part.is_refusal} == (set() if accepted else {"arc"})
+    (sentence,) = decision.record.refusals
+    assert sentence.startswith("choice_accuracy of benchmark arc differs from the champion's by -0.6500 [")
+
+
+def test_an_anchor_stays_where_a_benchmark_is_worse(decide):
+    before = of_benchmarks(arc=30, boolq=10, piqa=10)
+    better = decide(of_benchmarks(arc=30, boolq=40, piqa=40), before, anchors=before)
+    assert "choice_accuracy" in better.record.anchored
+    mixed = decide(of_benchmarks(arc=20, boolq=40, piqa=40), before, anchors=before)
+    assert "choice_accuracy" not in mixed.record.anchored
+
+
+def test_a_benchmark_that_one_side_lacks_is_an_error():
+    ours, theirs = ([question(n, True, name) for n in range(20)] for name in ("arc", "boolq"))
+    with pytest.raises(ValueError, match="benchmark arc was asked of one checkpoint only: evaluate both on one suite"):
+        compare("choice_accuracy", ours, theirs)
 
 
 @pytest.mark.parametrize("against", ["start", "champion", "anchor"])

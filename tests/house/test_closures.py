@@ -65,6 +65,7 @@ MODEL_STEPS = {
     "select_evaluation_items",
     "evaluate_checkpoint",
     "decide_gate",
+    "measure_importance",
     "convert_to_gguf",
     "evaluate_gguf",
     "decide_quantization",

@@ -46,7 +46,8 @@ def followed(mlflow_server, tmp_path_factory):
     path = tmp_path_factory.mktemp("followed") / "followed.yaml"
     path.write_text(yaml.safe_dump({**tree, "scale": "followed"}))
     home, client = mlflow_server.home, connect(mlflow_server.uri)
-    store, recipe = open_store(None, home), load_scale(str(path)).release.recipe
+    store = open_store(None, home)
+    recipe = load_scale(str(path)).release.recipe.model_copy(update={"gguf_types": ("F32",)})
     for name in ("random", "trained"):
         weights = checkpoint(store, name)
         gguf = commit(store, convert_to_gguf, checkpoint=weights, recipe=recipe)

@@ -69,8 +69,8 @@ def chat(number, answers):
     )
 
 
-def question(number, right):
-    name = f"choice/{number:03d}"
+def question(number, right, benchmark="continuation"):
+    name = f"choice/{benchmark}/{number:03d}"
     return Item(name, CHOICE, "web", name, text_digest(name), "0", "[-1, -2]", float(right), -1.0, 4, 1, int(right))
 
 

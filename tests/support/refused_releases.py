@@ -152,7 +152,7 @@ def evaluate_checkpoint(*, checkpoint, suite, recipe, resources, output: Output)
 
 
 @step(content=("model-*.gguf",))
-def convert_to_gguf(*, checkpoint, recipe, output: Output) -> GgufFiles:
+def convert_to_gguf(*, checkpoint, recipe, output: Output, importance=None) -> GgufFiles:
     """The real files, of the candidate or of other weights."""
     given = WEIGHTS["random"] if case_of(checkpoint).serves_other_weights else checkpoint
     return conversion.convert_to_gguf(checkpoint=given, recipe=recipe, output=output)
@@ -164,7 +164,12 @@ def evaluate_gguf(*, gguf, checkpoint, suite, recipe, resources, output: Output)
     output.path("gguf_scores.json").write_text("{}")
     bits: dict[str, float | None] = {"F32": 1.0, "Q8_0": 1.0 + case_of(checkpoint).quantization_loss}
     return GgufEvaluation(
-        checkpoint_digest=checkpoint.digest, bits_per_byte=bits, num_documents=1, num_tokens=1, num_bytes=1
+        checkpoint_digest=checkpoint.digest,
+        bits_per_byte=bits,
+        file_bytes={},
+        num_documents=1,
+        num_tokens=1,
+        num_bytes=1,
     )
 
 
@@ -218,7 +223,8 @@ def write_scale(path: Path) -> None:
         if phase["recipe"]["objective"]["kind"] != "reward":
             phase["recipe"]["gate"] = gate
     tree["evaluation"]["recipe"] = RECIPE.model_dump(mode="json")
-    tree["release"]["recipe"] |= {"smoke_prompt_tokens": 12, "smoke_new_tokens": 40, "quantized_formats": []}
+    tree["release"]["recipe"] |= {"smoke_prompt_tokens": 12, "smoke_new_tokens": 40}
+    tree["release"]["recipe"] |= {"quantized_formats": [], "gguf_types": ["F32", "Q8_0"]}
     path.write_text(yaml.safe_dump(tree))
 
 
@@ -235,6 +241,7 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     import flows.assess_checkpoint
     import flows.cli.command
     import flows.full_pipeline
+    import flows.quantize_model
     import flows.release_model
     import flows.train_phases
     from infra.registry.model_registry import open_registry
@@ -244,7 +251,7 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     flows.full_pipeline.prepare_data = lambda run, sources, reads_documents, reads_pairs: prepared
     flows.full_pipeline.list_sources = lambda data, say, needed: SourceListing(())
     flows.assess_checkpoint.evaluate_checkpoint = evaluate_checkpoint
-    flows.release_model.convert_to_gguf = convert_to_gguf
+    flows.quantize_model.convert_to_gguf = convert_to_gguf
     flows.release_model.evaluate_gguf = evaluate_gguf
     flows.train_phases.train_phase = Step(train_phase, ("hf/*",), ("*.jsonl",), (), (), ())
     flows.cli.command._leave = leave

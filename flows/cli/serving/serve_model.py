@@ -139,7 +139,8 @@ def _served_path(store: Store, version: RegisteredVersion, scale: Scale) -> Path
 
 
 def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe) -> Artifact[GgufFiles]:
-    """The version's GGUF files: those of the release, or for another phase converted here, once."""
+    """The version's GGUF files: those of the release, or for another phase the one that is served, converted
+    here, once."""
     if GGUF_TAG in version.tags:
         return store.load(version.tag(GGUF_TAG), GgufFiles)
     checkpoint = store.load(version.key, TrainedCheckpoint)
@@ -147,7 +148,8 @@ def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe)
     def report(part: str, progress: Progress) -> None:
         print(f"converting version {version.version} to GGUF: {progress.message}", file=sys.stderr)
 
-    gguf, _ = Computation(convert_to_gguf, {"checkpoint": checkpoint}, recipe).find_or_run(store, report, print)
+    served = recipe.model_copy(update={"gguf_types": (SERVED_TYPE,)})
+    gguf, _ = Computation(convert_to_gguf, {"checkpoint": checkpoint}, served).find_or_run(store, report, print)
     return gguf
 
 

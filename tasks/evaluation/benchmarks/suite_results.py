@@ -195,6 +195,42 @@ def _difference(benchmark: str, name: str, pairs: Sequence[tuple[ItemOutcome, It
     )
 
 
+class ComparedModel(BaseModel):
+    """One side of a comparison, besides its figures."""
+
+    target: str
+    engine: str
+    num_bytes: int | None
+    """Of the weights; null for a server and for a result that is read from a file, likewise the speed."""
+    tokens_per_second: float | None
+    """One answer at a time, after it has begun."""
+
+
+class ModelComparison(BaseModel):
+    """What `glm46 compare` prints and writes."""
+
+    suite: str
+    first: ComparedModel
+    second: ComparedModel
+    differences: tuple[PairedDifference, ...]
+    routing_agreement: float | None
+    """Share of positions and layers at which both choose the same experts."""
+    not_measured: str
+    """What is null, and why; else empty."""
+
+    def describe(self) -> str:
+        """The table, second minus first."""
+        lines = [f"{'':<8}{'model':<40}{'computed by':<14}{'MB':>10}{'tokens/s':>10}"]
+        for name, side in (("first", self.first), ("second", self.second)):
+            size = "-" if side.num_bytes is None else f"{side.num_bytes / 1e6:,.1f}"
+            speed = "-" if side.tokens_per_second is None else f"{side.tokens_per_second:,.1f}"
+            lines.append(f"{name:<8}{side.target[-39:]:<40}{side.engine[:13]:<14}{size:>10}{speed:>10}")
+        lines += ["", describe_differences(self.differences)]
+        if self.routing_agreement is not None:
+            lines += ["", f"same experts: {self.routing_agreement:.2%} of positions and layers"]
+        return "\n".join([*lines, self.not_measured] if self.not_measured else lines)
+
+
 def describe_differences(differences: Sequence[PairedDifference]) -> str:
     """A table, second minus first."""
     lines = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
@@ -43,6 +45,12 @@ def home(tmp_path, monkeypatch):
 def evaluate(*arguments):
     """(exit code, standard error)."""
     done = CliRunner().invoke(app, ["eval", *map(str, arguments)])
+    return done.exit_code, done.stderr, done.stdout
+
+
+def compare(*arguments):
+    """The same of `glm46 compare`."""
+    done = CliRunner().invoke(app, ["compare", *map(str, arguments)])
     return done.exit_code, done.stderr, done.stdout
 
 
@@ -101,8 +109,8 @@ def test_llama_cpp_answers_a_suite_as_our_engine_does(toy, own_items, tmp_path):
         # The server cuts white space around what an assistant says.
         assert own["output"] is served["output"] is None or own["output"].strip() == served["output"].strip()
         assert own["log_probabilities"] == pytest.approx(served["log_probabilities"], abs=2e-3)
-    code, _, printed = evaluate("--compare", own_items, tmp_path / "gguf.json", "--json")
-    assert code == 0 and len(json.loads(printed)) == len(toy_suite()["benchmarks"]) + 1
+    code, _, printed = compare(own_items, tmp_path / "gguf.json", "--json")
+    assert code == 0 and len(json.loads(printed)["differences"]) == len(toy_suite()["benchmarks"]) + 1
 
 
 class Endpoint(BaseHTTPRequestHandler):
@@ -248,11 +256,11 @@ def test_results_of_other_items_are_not_compared(toy, own_items, tmp_path):
     assert evaluate(toy / "model", *options(toy, short), "--limit", 2)[0] == 0
     shorter = [item["item_id"] for item in items_of(short)]
     assert len(shorter) == 17 and set(shorter) < {item["item_id"] for item in items_of(own_items)}
-    code, errors, _ = evaluate("--compare", own_items, short)
+    code, errors, _ = compare(own_items, short)
     assert code == 2 and "benchmark choice:" in errors and "has 4 items" in errors and "--limit" in errors
     items = short.with_name("short.items.jsonl")
     items.write_bytes(items.read_bytes().replace(b'"accuracy":1.0', b'"accuracy":0.0'))
-    code, errors, _ = evaluate("--compare", short, short)
+    code, errors, _ = compare(short, short)
     assert code == 2 and "evaluate again" in errors
 
 
@@ -265,3 +273,52 @@ def test_every_kind_of_likelihood_is_in_the_toy_suite():
     from tasks.evaluation.benchmarks.run_suite import LIKELIHOOD_KINDS
 
     assert set(LIKELIHOOD.values()) == set(LIKELIHOOD_KINDS)
+
+
+def test_a_model_is_compared_with_a_worse_one_on_the_same_items(toy, tmp_path):
+    """A copy whose head was shuffled; size and speed are measured."""
+    worse, output = tmp_path / "worse", tmp_path / "compared.json"
+    shutil.copytree(toy / "model", worse)
+    for path in worse.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            if name.endswith(("mlp.gate.weight", "lm_head.weight")):
+                tensors[name] = tensor.flip(0).contiguous()
+        save_file(tensors, path, metadata={"format": "pt"})
+    suite = suite_of(toy, "texts", "choice")
+    given = ["--suite", toy / suite, "--data", toy / "data"]
+    code, errors, printed = compare(toy / "model", worse, *given, "--output", output)
+    assert code == 0, errors
+    made = json.loads(output.read_text())
+    bits = next(each for each in made["differences"] if each["figure"] == "bits_per_byte")
+    assert bits["verdict"] == "worse" and bits["difference"] == pytest.approx(bits["second"] - bits["first"])
+    assert made["first"]["num_bytes"] == made["second"]["num_bytes"] == (toy / "model/model.safetensors").stat().st_size
+    assert made["routing_agreement"] == 1, "the toy's tokens go to every expert"
+    assert made["first"]["tokens_per_second"] > 0 and not made["not_measured"]
+    assert "worse" in printed and "same experts: " in printed
+
+    code, errors, printed = compare(toy / "model", toy / "model.gguf", *given, "--json")
+    assert code == 0, errors
+    made = json.loads(printed)
+    assert (
+        made["second"]["num_bytes"] == (toy / "model.gguf").stat().st_size and made["second"]["engine"] == "llama.cpp"
+    )
+    assert made["second"]["tokens_per_second"] > 0 and made["routing_agreement"] is None
+    assert made["not_measured"].startswith("experts are compared of two checkpoints")
+    for each in made["differences"]:
+        assert each["difference"] == pytest.approx(0, abs=1e-3) and each["verdict"] == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (["model", "model"], "name --data"),
+        (["model", "own.json", "--data", "data"], "is a result: compare it with another result"),
+        (["model", "nowhere/at/all", "--data", "data"], "no directory"),
+        (["model", "model", "--data", "data", "--output", "nowhere/a.json"], "must be a new file in a directory"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(toy, named, message, monkeypatch):
+    monkeypatch.chdir(toy)
+    code, errors, _ = compare(*named)
+    assert code == 2 and message in errors, errors

@@ -1,0 +1,139 @@
+"""Compares two models on the same items, for `glm46 compare`: checkpoints, registered versions, GGUF files, servers, or
+two results of `glm46 eval`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from configs.files.atomic_files import replacing
+from configs.schema import ServingResources
+from flows.cli.serving.evaluate_target import NUM_THREADS, STARTUP_TIMEOUT_SECONDS, Target, Wanted, evaluate_target
+from infra.home import Home
+from infra.serving.model_client import ModelClient
+from infra.serving.model_server import running_model_server
+from tasks.evaluation.benchmarks.run_suite import Asked
+from tasks.evaluation.benchmarks.suite_results import (
+    ComparedModel,
+    ModelComparison,
+    SuiteResult,
+    compare_results,
+    read_result,
+)
+from tasks.release.server_profile import engine_speed, measure_levels
+
+NUM_TOKENS = 32
+"""Tokens of each answer by which the speed is measured."""
+MAX_ROUTED_TEXTS = 64
+"""Prompts of the suite on which the experts are compared, the first of each benchmark in turn."""
+
+
+def compare_files(first: Path, second: Path) -> ModelComparison:
+    """Of two results. Raises ValueError where they do not answer the same questions."""
+    results = [read_result(path)[0] for path in (first, second)]
+    sides = [_side(result, None, None) for result in results]
+    return ModelComparison(
+        suite=results[0].suite,
+        first=sides[0],
+        second=sides[1],
+        differences=tuple(compare_results(first, second)),
+        routing_agreement=None,
+        not_measured="size, speed and experts are measured of models, not of results",
+    )
+
+
+def compare_targets(
+    first: Target, second: Target, asked: Asked, home: Home, device: str, model: str, key_variable: str
+) -> ModelComparison:
+    """Evaluate both, and measure what they weigh and how fast they answer."""
+    with tempfile.TemporaryDirectory(dir=home.work_root) as directory:
+        paths = [Path(directory) / name for name in ("first.json", "second.json")]
+        sides = []
+        for target, path in zip((first, second), paths, strict=True):
+            result = evaluate_target(Wanted(target, asked, path, device, model, key_variable), home)
+            sides.append(_side(result, _num_bytes(target), _speed(target, home, device, model, key_variable)))
+        differences = tuple(compare_results(*paths))
+        prompts = _prompts(paths[0])
+    agreement, reason = _agreement(first, second, prompts, device)
+    return ModelComparison(
+        suite=asked.name,
+        first=sides[0],
+        second=sides[1],
+        differences=differences,
+        routing_agreement=agreement,
+        not_measured=reason,
+    )
+
+
+def write_comparison(output: Path, comparison: ModelComparison) -> None:
+    """The figures as one file, which appears whole."""
+    with replacing(output) as temporary:
+        temporary.write_text(comparison.model_dump_json(indent=1) + "\n")
+
+
+def _side(result: SuiteResult, num_bytes: int | None, speed: float | None) -> ComparedModel:
+    return ComparedModel(target=result.target, engine=result.engine, num_bytes=num_bytes, tokens_per_second=speed)
+
+
+def _num_bytes(target: Target) -> int | None:
+    if target.gguf_path is not None:
+        return target.gguf_path.stat().st_size
+    if target.checkpoint_dir is not None:
+        return sum(path.stat().st_size for path in target.checkpoint_dir.glob("*.safetensors"))
+    return None
+
+
+def _speed(target: Target, home: Home, device: str, model: str, key_variable: str) -> float:
+    if target.checkpoint_dir is not None:
+        return engine_speed(target.checkpoint_dir, NUM_TOKENS, device)
+    with _client(target, home, model, key_variable) as client:
+        return measure_levels(client, (1,), NUM_TOKENS)[0].tokens_per_second
+
+
+@contextmanager
+def _client(target: Target, home: Home, model: str, key_variable: str) -> Iterator[ModelClient]:
+    if target.gguf_path is None:
+        yield ModelClient(target.url, key_variable, STARTUP_TIMEOUT_SECONDS, model)
+        return
+    resources = ServingResources(
+        host="127.0.0.1",
+        port=0,
+        context_length=256,
+        num_threads=NUM_THREADS,
+        startup_timeout_seconds=STARTUP_TIMEOUT_SECONDS,
+    )
+    with running_model_server(target.gguf_path, resources, home.run_dir / "compare-server.log") as server:
+        yield ModelClient(server.url, "", STARTUP_TIMEOUT_SECONDS, "")
+
+
+def _prompts(path: Path) -> list[str]:
+    by_benchmark = [[item.prompt for item in items] for items in read_result(path)[1].values()]
+    longest = max(map(len, by_benchmark))
+    in_turn = [prompts[number] for number in range(longest) for prompts in by_benchmark if number < len(prompts)]
+    return [prompt for prompt in in_turn if prompt][:MAX_ROUTED_TEXTS]
+
+
+def _agreement(first: Target, second: Target, prompts: list[str], device: str) -> tuple[float | None, str]:
+    """Of two checkpoints with the same experts and tokenizer, or why there is none."""
+    from model.formats.hf_checkpoint import read_config
+    from tasks.evaluation.engine import document_token_ids, load_tokenizer
+    from tasks.evaluation.routing import chosen_experts, routing_agreement
+
+    directories = [target.checkpoint_dir for target in (first, second)]
+    if directories[0] is None or directories[1] is None:
+        return None, "experts are compared of two checkpoints: llama.cpp and servers do not say which they choose"
+    recipes = [read_config(directory) for directory in directories if directory is not None]
+    shapes = {
+        (each.num_hidden_layers, each.first_k_dense_replace, each.n_routed_experts, each.num_experts_per_tok)
+        for each in recipes
+    }
+    tokenizers = {(directory / "tokenizer.json").read_bytes() for directory in directories if directory is not None}
+    if len(shapes) > 1 or len(tokenizers) > 1:
+        return None, "experts are not compared: the models have other layers, experts or tokenizers"
+    tokenizer, longest = load_tokenizer(directories[0] / "tokenizer.json"), recipes[0].max_position_embeddings
+    rows = [document_token_ids(tokenizer, prompt)[:longest] for prompt in prompts]
+    ours, theirs = (chosen_experts(directory, rows, device) for directory in directories if directory is not None)
+    agreement = routing_agreement(ours, theirs)
+    return agreement, "" if agreement is not None else "experts are not compared: the models have none"
