@@ -1,16 +1,18 @@
-"""Reads the YAML of a scale, or of a suite of benchmarks, into a frozen tree of configs/schema/; every mistake is one
+"""Reads the YAML of a scale, of a suite of benchmarks, or of prices, into a frozen tree of configs/schema/; every mistake is one
 ValueError that names file, key and fix."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
-from configs.schema import Scale, Suite
+from configs.schema import Prices, Scale, Suite
 from configs.strict_yaml import read_yaml
 
 CONFIGS_DIR = Path(__file__).resolve().parent
+Read = TypeVar("Read", Suite, Prices)
 
 
 def scale_names() -> list[str]:
@@ -44,13 +46,23 @@ def suite_names() -> list[str]:
 
 def load_suite(name_or_path: str) -> Suite:
     """A named suite of benchmarks, or that of a YAML file (a name that ends in .yaml or .yml)."""
+    return _load_named("suite", Suite, name_or_path)
+
+
+def load_prices(name_or_path: str) -> Prices:
+    """Named prices, or those of a YAML file (a name that ends in .yaml or .yml)."""
+    return _load_named("price", Prices, name_or_path)
+
+
+def _load_named(kind: str, shape: type[Read], name_or_path: str) -> Read:
     is_path = name_or_path.endswith((".yaml", ".yml"))
-    path = Path(name_or_path) if is_path else CONFIGS_DIR / "suites" / f"{name_or_path}.yaml"
+    path = Path(name_or_path) if is_path else CONFIGS_DIR / f"{kind}s" / f"{name_or_path}.yaml"
     if not path.is_file():
-        known = f"the suites are {', '.join(suite_names())}; a file of your own is named with its ending .yaml"
-        raise ValueError(f"no file {path.absolute()}: {known}" if is_path else f"no suite {name_or_path!r}: {known}")
+        names = ", ".join(sorted(path.stem for path in (CONFIGS_DIR / f"{kind}s").glob("*.yaml")))
+        known = f"the {kind}s are {names}; a file of your own is named with its ending .yaml"
+        raise ValueError(f"no file {path.absolute()}: {known}" if is_path else f"no {kind} {name_or_path!r}: {known}")
     try:
-        return Suite.model_validate(read_yaml(str(path), path.read_bytes()))
+        return shape.model_validate(read_yaml(str(path), path.read_bytes()))
     except ValidationError as error:
         raise ValueError(f"{path}: {describe_problems(error)}") from error
 
