@@ -102,9 +102,7 @@ def smallest_world(recipe: TrainingRecipe, resources: TrainingResources) -> int:
     Full recomputation and one row at a time need least; offloading and ZeRO stay as they are."""
     sizes = [1 << power for power in range(resources.num_ranks.bit_length()) if 1 << power <= resources.num_ranks]
     for size in sizes:
-        world = resources.model_copy(
-            update={"num_ranks": size, "ranks_per_node": min(size, resources.ranks_per_node)}
-        )
+        world = resources.model_copy(update={"num_ranks": size, "ranks_per_node": min(size, resources.ranks_per_node)})
         if least_memory(recipe, world) <= MEMORY_USED * resources.device_memory_bytes:
             return size
     return 0

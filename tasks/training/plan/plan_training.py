@@ -62,9 +62,7 @@ def plan_training(
     )
 
 
-def _plan_phase(
-    scale: Scale, phase: PhaseSection, machine: Machine, prices: Prices, searches: bool
-) -> PlannedPhase:
+def _plan_phase(scale: Scale, phase: PhaseSection, machine: Machine, prices: Prices, searches: bool) -> PlannedPhase:
     recipe, resources, start = scale.training_recipe(phase), phase.resources, scale.start_of(phase)
     steps = summarize_steps(recipe)
     frozen, attended = recipe.adapter.kind != "none", attended_tokens(phase)
