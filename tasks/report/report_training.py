@@ -103,9 +103,9 @@ def _table(phases: ReportedPhases) -> str:
         ],
         "final reward": [_number(record.mean_reward) for _, record, _ in logged],
         "tokens per second": [
-            Figure(f"{_median(metrics, 'tokens_per_second'):,.0f}" if metrics else "") for _, _, metrics in logged
+            Figure(f"{median_of(metrics, 'tokens_per_second'):,.0f}" if metrics else "") for _, _, metrics in logged
         ],
-        "MFU": [Figure(f"{_median(metrics, 'mfu'):.1%}" if metrics else "") for _, _, metrics in logged],
+        "MFU": [Figure(f"{median_of(metrics, 'mfu'):.1%}" if metrics else "") for _, _, metrics in logged],
         "effective time": [
             Figure("" if (measured := effective_time_of(phase.checkpoint)) is None else f"{measured.share:.1%}")
             for phase in phases
@@ -143,7 +143,8 @@ def _number(value: float | None) -> Figure:
     return Figure("" if value is None else f"{value:.4f}")
 
 
-def _median(metrics: Metrics, name: str) -> float:
+def median_of(metrics: Metrics, name: str) -> float:
+    """Over the lines of a log."""
     values = sorted(line[name] for line in metrics)
     return values[len(values) // 2]
 
