@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ def stretch(first: int, last: int, opened: float, seen: float, wait: float = 0.0
     return {"first_step": first, "last_step": last, **times}
 
 
-def measured(*stretches: dict):
+def measured(*stretches: dict) -> Any:
     return effective_time(json.dumps({"submitted_at": 100.0, "stretches": list(stretches)}).encode())
 
 
