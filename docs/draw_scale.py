@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 from benchmarks.training.train_step_gpu import LARGE
-from configs.load import load_scale
+from configs.load import load_prices, load_scale
 from configs.schema import TrainingRecipe, TrainingResources
-from model.architecture.counts import count_parameters, count_trained
+from model.architecture.counts import count_parameters
 from tasks.training.plan.machine import H100, H800, HOURS_TO_FAILURE, Machine
 from tasks.training.plan.phase_flops import phase_flops_per_token
+from tasks.training.plan.phase_needs import price_of_rank, state_bytes
 from tasks.training.plan.plan_training import attended_tokens
+from tasks.training.plan.planned_needs import amount
 from tasks.training.plan.search import Found, evaluate, find_topology
 
 PAGE = Path(__file__).resolve().parent / "scale.md"
@@ -40,7 +42,7 @@ def cases() -> list[tuple[str, TrainingRecipe, TrainingResources, float, Machine
 def tables() -> str:
     """All of them, in Markdown."""
     rows = [
-        "| model | GPUs | topology | step, s | of peak | memory, GB | hours of the phase | million dollars |",
+        "| model | GPUs | topology | step, s | of peak | memory, GB | hours of the phase | dollars |",
         "|---|---|---|---|---|---|---|---|",
     ]
     traffic = [
@@ -63,20 +65,16 @@ def _row(name: str, kind: str, recipe: TrainingRecipe, found: Found, attended: f
     axes = f"{own.tensor_parallel} x {own.pipeline_parallel} x {own.context_parallel}, {own.expert_parallel}"
     flops = phase_flops_per_token(recipe, attended, recipe.adapter.kind != "none") * recipe.num_tokens
     hours = flops / (own.num_ranks * own.peak_flops_per_second * found.step.mfu) / 3600
-    dollars = hours * own.num_ranks * machine.dollars_per_hour / 1e6
+    dollars = hours * own.num_ranks * price_of_rank(load_prices("guide"), own, machine)
     step = f"{found.step.seconds:.3g} | {found.step.mfu:.1%} | {found.memory_bytes / 1e9:.1f}"
     topology = f"{kind}: {axes}, {own.recompute}, {own.micro_batch_sequences}"
-    return f"| {name} | {own.num_ranks:,} {machine.name} | {topology} | {step} | {hours:,.1f} | {dollars:,.3g} |"
+    return f"| {name} | {own.num_ranks:,} {machine.name} | {topology} | {step} | {hours:,.1f} | {amount(dollars)} |"
 
 
 def _traffic_row(name: str, recipe: TrainingRecipe, found: Found) -> str:
     step, own = found.step, found.resources
     sent = (step.tensor_bytes, step.context_bytes, step.expert_bytes, step.stage_bytes, step.gradient_bytes)
-    counts = count_parameters(recipe.model)
-    trained = count_trained(recipe.model, recipe.adapter).total(recipe.model)
-    # Master and momentum in float32; what AdamW updates has two moments: of Muon's phases the embedding.
-    two_moments = trained if recipe.optimizer.kind == "adamw" else counts.embeddings / 2
-    state = 8.0 * trained + 4.0 * two_moments * (recipe.adapter.kind == "none" or recipe.optimizer.kind == "adamw")
+    state = state_bytes(recipe)
     hashed = state / HASHED_PER_SECOND / 60
     hours = HOURS_TO_FAILURE / own.num_ranks
     cells = [name, f"{own.num_ranks:,}", *(f"{each / 1e9:.1f}" for each in sent)]

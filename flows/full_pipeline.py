@@ -20,6 +20,7 @@ from flows.show.outcome import RunOutcome
 from flows.show.report_run import PublishedReport, report_run
 from flows.show.reported import reported_phases
 from flows.show.show_run import show_data, show_outcome
+from flows.show.show_trend import show_trend
 from flows.show.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
 from flows.stages import (
     StageWindow,
@@ -126,6 +127,8 @@ def _conclude(
     outcome = _outcome(run, history, released, report, time.monotonic() - started)
     show_outcome(run, phases, outcome)
     finish_pipeline(run, outcome, () if report is None else report.files)
+    if phases.phases:
+        show_trend(run, phases, outcome)
     return released, outcome
 
 

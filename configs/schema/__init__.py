@@ -52,6 +52,7 @@ from configs.schema.packing import (
     mixture_waypoints,
 )
 from configs.schema.phases import PhaseRecipe, PhaseSection, SolutionRecipe, TrainingRecipe
+from configs.schema.prices import Prices
 from configs.schema.problems import (
     PromptRecipe,
     ReasoningFamily,
@@ -164,6 +165,7 @@ __all__ = [
     "PreferenceCollectionRecipe",
     "PreferenceRecipe",
     "PretrainObjective",
+    "Prices",
     "ProfileResources",
     "PromptRecipe",
     "QuantizationRecipe",

@@ -1,5 +1,5 @@
-"""The command line `glm46`: run, plan, stage, chat, serve, eval, compare, convert, generate, fetch, profile, rollback,
-evidence, up, down, exporter, jobs, cluster, checkpoint, adopt, gc, doctor, lineage.
+"""The command line `glm46`: run, plan, config, stage, chat, serve, eval, compare, convert, generate, fetch, profile,
+rollback, evidence, up, down, exporter, jobs, cluster, checkpoint, adopt, gc, doctor, lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -23,6 +23,7 @@ from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
 from flows.cli.model_commands import convert, fetch, generate, profile
 from flows.cli.options import ADDRESS, JSON, SCALE, STORE
+from flows.cli.plan_commands import config, plan
 from flows.cli.registry_commands import evidence, rollback
 from flows.cli.store_commands import adopt, gc
 from flows.cli.up_commands import down, exporter, up
@@ -159,25 +160,8 @@ def _leave(code: int) -> NoReturn:
         os._exit(code)
 
 
-@app.command()
-def plan(
-    scale: SCALE,
-    as_json: JSON = False,
-    search: Annotated[bool, typer.Option("--search", help="also the fastest topology of each phase")] = False,
-    machine: Annotated[
-        str, typer.Option(help="whose links and memory the hours are derived from: h100, h800")
-    ] = "h100",
-) -> None:
-    """Print the parameters, tokens, steps, memory and phases of a scale. Trains nothing."""
-    with usage_errors():
-        from configs.load import load_scale
-        from tasks.training.plan.machine import MACHINES
-        from tasks.training.plan.plan_training import plan_training
-
-        if machine.lower() not in MACHINES:
-            raise ValueError(f"machine {machine} is not known: give one of {', '.join(MACHINES)}")
-        planned = plan_training(load_scale(scale), MACHINES[machine.lower()], searches=search)
-        print(planned.model_dump_json() if as_json else planned.describe())
+app.command()(plan)
+app.command()(config)
 
 
 @app.command()

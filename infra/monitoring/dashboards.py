@@ -72,6 +72,8 @@ TRAINING = {
             **of_phase("training_optimizer_seconds_total", "{{phase}} optimizer"),
             **of_phase("training_pause_seconds_total", "{{phase}} pauses"),
         }),
+        Panel("Effective training time", "percentunit", of_phase("training_effective_ratio")),
+        Panel("Wall time by part", "s", of_phase("training_seconds", "{{phase}} {{part}}")),
         Panel("Waited in the queue", "s", of_phase("job_queue_seconds", "{{stage}}")),
     ],
     "Checkpoints": [

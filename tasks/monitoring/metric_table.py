@@ -42,6 +42,10 @@ METRICS = {
     ),
     "training_optimizer_seconds_total": Described("counter", PHASE, "seconds in the optimizer's update"),
     "training_pause_seconds_total": Described("counter", PHASE, "seconds in measurements and checkpoints"),
+    "training_seconds": Described(
+        "gauge", (*PHASE, "part"), "wall time of the phase by part: productive, paused, waiting, lost"
+    ),
+    "training_effective_ratio": Described("gauge", PHASE, "productive share of that wall time"),
     "training_skipped_steps_total": Described("counter", PHASE, "steps that were passed over after spikes"),
     "training_spikes_total": Described("counter", PHASE, "steps that spiked, those that are no number included"),
     "training_nonfinite_steps_total": Described("counter", PHASE, "steps whose loss or gradient was no finite number"),

@@ -18,10 +18,11 @@ from tasks.monitoring.job_states import JobStates
 from tasks.monitoring.metric_table import Figures
 from tasks.monitoring.stage_figures import RUN_DIGITS
 from tasks.monitoring.stage_runs import StageRun
-from tasks.monitoring.step_lines import FollowedLines, add_spikes, add_steps
+from tasks.monitoring.step_lines import FollowedLines, add_spikes, add_steps, add_time
 from tasks.training.state.checkpoints import LATEST, latest_step
 from tasks.training.state.job import JOB_FILE, METRICS_FILE
 from tasks.training.state.spikes import SPIKES_FILE
+from tasks.training.watch.effective_time import TIME_FILE
 
 NOT_UNDERSTOOD = (ValueError, KeyError, TypeError, OSError)
 """What a damaged or half-written file raises."""
@@ -77,8 +78,10 @@ class JobFigures:
             spent = lines.latest["tokens"] - recipe["course_start_tokens"]
             figures.add("training_progress_ratio", spent / recipe["num_tokens"], *phase)
         spikes = work_dir / SPIKES_FILE
+        times = work_dir / TIME_FILE
         damaged = add_spikes(figures, spikes.read_bytes() if spikes.exists() else b"", *phase)
-        for path, number in ((lines.path, lines.num_unreadable), (spikes, damaged)):
+        unknown = add_time(figures, times.read_bytes() if times.exists() else b"", *phase)
+        for path, number in ((lines.path, lines.num_unreadable), (spikes, damaged), (times, unknown)):
             if number:
                 figures.unreadable(path)
 
@@ -96,7 +99,7 @@ class CommittedPhases:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._read: dict[str, tuple[FollowedLines, bytes]] = {}
+        self._read: dict[str, tuple[FollowedLines, bytes, bytes]] = {}
 
     def add(self, figures: Figures, run: StageRun, manifest: Manifest) -> None:
         """Samples of one phase."""
@@ -105,12 +108,14 @@ class CommittedPhases:
         if manifest.key not in self._read:
             lines = FollowedLines(Path(METRICS_FILE))
             lines.take(self._content(manifest, METRICS_FILE))
-            self._read[manifest.key] = lines, self._content(manifest, SPIKES_FILE)
-        lines, spikes = self._read[manifest.key]
+            spikes, times = self._content(manifest, SPIKES_FILE), self._content(manifest, TIME_FILE)
+            self._read[manifest.key] = lines, spikes, times
+        lines, spikes, times = self._read[manifest.key]
         figures.add("training_running", 0.0, *phase)
         figures.add("training_progress_ratio", 1.0, *phase)
         add_steps(figures, lines, recipe["sequence_length"], *phase)
         add_spikes(figures, spikes, *phase)
+        add_time(figures, times, *phase)
 
     def _content(self, manifest: Manifest, name: str) -> bytes:
         """An evidence file, empty where the phase left none. It is not verified: an exporter marks nothing invalid."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.monitoring.metric_table import Figures
+from tasks.training.watch.effective_time import effective_time
 
 GAUGES = {
     "loss": "training_loss",
@@ -112,6 +113,19 @@ def add_steps(figures: Figures, lines: FollowedLines, sequence_length: int, *pha
         num_answers = latest["batch_tokens"] / sequence_length
         sampled = latest["answer_tokens"] * num_answers
         figures.add("training_rollout_tokens_per_second", sampled / latest["rollout_seconds"], *phase)
+
+
+def add_time(figures: Figures, data: bytes, *phase: str) -> int:
+    """Samples of time.json, none where the phase left none; 1 where it is not understood, else 0."""
+    try:
+        measured = effective_time(data) if data else None
+    except (ValueError, TypeError, KeyError):
+        return 1
+    if measured is not None:
+        for part in ("productive", "paused", "waiting", "lost"):
+            figures.add("training_seconds", getattr(measured, part), *phase, part)
+        figures.add("training_effective_ratio", measured.share, *phase)
+    return 0
 
 
 def add_spikes(figures: Figures, data: bytes, *phase: str) -> int:

@@ -14,6 +14,7 @@ from tasks.report.report_inputs import ReportedPhase, ReportedPhases
 from tasks.report.report_page import Figure, chips, folded, heading, paragraph, table
 from tasks.report.report_progress import experts_table, packed_table, spikes_section, validation_curves
 from tasks.report.report_solutions import solutions_section
+from tasks.training.watch.effective_time import TIME_FILE, EffectiveTime, effective_time
 
 METRICS_FILE, ROLLOUTS_FILE = "metrics.jsonl", "rollouts.jsonl"
 REWARD = "reward_mean"
@@ -81,6 +82,13 @@ def read_metrics(checkpoint: Artifact[Any]) -> Metrics:
     return [{**line, "tokens": line["tokens"] - (record.course_tokens - record.num_tokens)} for line in lines]
 
 
+def effective_time_of(checkpoint: Artifact[Any]) -> EffectiveTime | None:
+    """Where the wall time of a phase went; None for imported weights."""
+    if TIME_FILE not in checkpoint.manifest.evidence:
+        return None
+    return effective_time(checkpoint.path(TIME_FILE).read_bytes())
+
+
 def _table(phases: ReportedPhases) -> str:
     """Columns that no phase fills are left out."""
     logged = [(phase, phase.checkpoint.record, read_metrics(phase.checkpoint)) for phase in phases]
@@ -95,9 +103,17 @@ def _table(phases: ReportedPhases) -> str:
         ],
         "final reward": [_number(record.mean_reward) for _, record, _ in logged],
         "tokens per second": [
-            Figure(f"{_median(metrics, 'tokens_per_second'):,.0f}" if metrics else "") for _, _, metrics in logged
+            Figure(f"{median_of(metrics, 'tokens_per_second'):,.0f}" if metrics else "") for _, _, metrics in logged
         ],
-        "MFU": [Figure(f"{_median(metrics, 'mfu'):.1%}" if metrics else "") for _, _, metrics in logged],
+        "MFU": [Figure(f"{median_of(metrics, 'mfu'):.1%}" if metrics else "") for _, _, metrics in logged],
+        "effective time": [
+            Figure("" if (measured := effective_time_of(phase.checkpoint)) is None else f"{measured.share:.1%}")
+            for phase in phases
+        ],
+        "lost": [
+            Figure("" if (measured := effective_time_of(phase.checkpoint)) is None else f"{measured.lost:,.0f} s")
+            for phase in phases
+        ],
         "peak memory": [
             Figure(f"{metrics[-1]['memory_bytes'] / 2**30:.2f} GiB" if metrics else "") for _, _, metrics in logged
         ],
@@ -111,6 +127,9 @@ def _table(phases: ReportedPhases) -> str:
         if any(not isinstance(cell, Figure) or cell.text for cell in cells)
     }
     note = "Loss: cross-entropy of the next token in nats, of the last step. Speed and MFU: median over the log."
+    if "effective time" in filled:
+        note += " Effective time: productive share of the wall time from submission to end; lost: steps taken again and"
+        note += " the time between two starts."
     if "quoted loss" in filled:
         note += " Quoted: what S0 expects at full scale without evidence; it decides nothing."
     unreached = {phase.name: record.unreached_tensors for phase, record, _ in logged if record.unreached_tensors}
@@ -124,7 +143,8 @@ def _number(value: float | None) -> Figure:
     return Figure("" if value is None else f"{value:.4f}")
 
 
-def _median(metrics: Metrics, name: str) -> float:
+def median_of(metrics: Metrics, name: str) -> float:
+    """Over the lines of a log."""
     values = sorted(line[name] for line in metrics)
     return values[len(values) // 2]
 

@@ -40,6 +40,7 @@ from tasks.training.state.trained_checkpoint import (
 )
 from tasks.training.state.unreached_tensors import unreached_tensors
 from tasks.training.submission import Submission
+from tasks.training.watch.effective_time import TIME_FILE
 from tasks.training.watch.trackers import refuse_missing_tracker
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 FORWARD_SECONDS = 3.0
 """Seconds between two requests to the tracker."""
 EVIDENCE = (
-    *(METRICS_FILE, ROLLOUTS_FILE, SPIKES_FILE, WORLDS_FILE, "job.json", *SUBMITTED_FILES),
+    *(METRICS_FILE, ROLLOUTS_FILE, SPIKES_FILE, WORLDS_FILE, TIME_FILE, "job.json", *SUBMITTED_FILES),
     *("logs/*", "tensorboard/*", "wandb/*", "profile/*"),
 )
 

@@ -1,8 +1,8 @@
 """The training worker: one process per rank, `python -m tasks.training.worker JOB.json`, started by a launcher.
 
 In: a TrainingJob, packed rows and shards, preference pairs or prompts; RANK, WORLD_SIZE and GLM46_RENDEZVOUS. Out, in
-the job's work directory: metrics.jsonl, rollouts.jsonl, spikes.jsonl, progress.json, tensorboard/, wandb/, profile/,
-checkpoints/, and at the end final/ with hf/ and handover/.
+the job's work directory: metrics.jsonl, rollouts.jsonl, spikes.jsonl, progress.json, time.json, tensorboard/, wandb/,
+profile/, checkpoints/, and at the end final/ with hf/ and handover/.
 
 It runs until the phase's token budget is spent. SIGTERM saves and exits with os.EX_TEMPFAIL. A second start
 continues from the newest verified checkpoint. After a spike it goes back to a checkpoint from before the steps that

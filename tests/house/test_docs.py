@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import xml.etree.ElementTree as ElementTree
 from typing import get_args
 
@@ -15,7 +16,7 @@ from tasks.training.plan.machine import H800
 from tasks.training.plan.plan_training import plan_training
 from tests.conftest import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -38,6 +39,21 @@ def test_every_command_file_and_scale_that_a_page_names_exists(path):
         assert (path.parent / target).is_file(), target
     for name in re.findall(r"(?<![\w/.])(?:configs|tasks|model|tests|flows|infra)/[\w/]+\.(?:py|yaml)", text):
         assert (ROOT / name).is_file(), name
+
+
+def test_commands_of_pages_that_only_compute_run(tmp_path, monkeypatch):
+    """Those of `plan` and `config`; the others train, serve or need a server."""
+    from typer.testing import CliRunner
+
+    from flows.cli.command import app
+
+    monkeypatch.chdir(tmp_path)
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+    lines = dict.fromkeys(re.findall(r"^    \.venv/bin/glm46 ((?:plan|config) [^#>\n]*)", texts, re.M))
+    assert len(lines) >= 5
+    for line in lines:
+        done = CliRunner().invoke(app, shlex.split(line))
+        assert done.exit_code == 0, (line, done.output)
 
 
 def test_pictures_are_what_draw_docs_would_draw():

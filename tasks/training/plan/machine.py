@@ -18,15 +18,13 @@ class Machine:
     network_bytes_per_second: float
     """Between nodes."""
     memory_bytes_per_second: float
-    dollars_per_hour: float
-    """Of a rank."""
 
 
-H100 = Machine("H100", 450e9, 50e9, 3.35e12, 2.0)
+H100 = Machine("H100", 450e9, 50e9, 3.35e12)
 """NVIDIA's data sheet of the SXM5: NVLink 900 GB/s in both directions together, 3.35 TB/s; one 400 Gb/s port of
-InfiniBand per GPU. Dollars: what the DeepSeek-V3 report counts for an H800 hour (arXiv 2412.19437, table 1)."""
-H800 = Machine("H800", 160e9, 50e9, 3.35e12, 2.0)
-"""NVLink and InfiniBand as the DeepSeek-V3 report has them (section 3.2.2: 160 GB/s, 50 GB/s)."""
+InfiniBand per GPU."""
+H800 = Machine("H800", 160e9, 50e9, 3.35e12)
+"""NVLink and InfiniBand as the DeepSeek-V3 report has them (arXiv 2412.19437, section 3.2.2: 160 GB/s, 50 GB/s)."""
 MACHINES = {machine.name.lower(): machine for machine in (H100, H800)}
 
 MATRIX_SHARE = 0.7
@@ -42,3 +40,7 @@ fragmentation and experts that are used unevenly."""
 HOURS_TO_FAILURE = 50_700.0
 """Mean hours of one GPU between interruptions of its job: Llama 3's 419 unexpected ones in 54 days on 16,384 GPUs
 (arXiv 2407.21783, section 3.3.4)."""
+RESTART_SECONDS = 600.0
+"""From a failure to the next step, assumed: MegaScale finds the cause within 10 minutes (arXiv 2402.15627)."""
+NODE_DISK_BYTES_PER_SECOND = 7e9
+"""Of the disk that a checkpoint is written to while training waits: the infrastructure guide's floor for NVMe."""

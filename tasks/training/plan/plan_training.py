@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from configs.load import load_prices
 from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, unembedding_saved
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import H100, Machine
 from tasks.training.plan.phase_flops import phase_flops_per_token
+from tasks.training.plan.phase_needs import phase_needs, scale_cost, smallest_world
 from tasks.training.plan.pipeline_stages import describe_stages
-from tasks.training.plan.planned import Plan, PlannedMemory, PlannedParameters, PlannedPhase, _bytes
+from tasks.training.plan.planned import Plan, PlannedMemory, PlannedParameters, PlannedPhase
+from tasks.training.plan.planned_needs import size
 from tasks.training.plan.rank_memory import rank_memory
 from tasks.training.plan.search import find_topology
 from tasks.training.plan.step_time import step_time
@@ -20,16 +23,21 @@ from tasks.training.schedule.phase_steps import PhaseSteps, summarize_steps
 from tasks.training.schedule.schedules import learning_rate_at, trains_mtp
 
 if TYPE_CHECKING:
-    from configs.schema import PackingRecipe, PhaseSection, Scale, TrainingRecipe, TrainingResources
+    from configs.schema import PackingRecipe, PhaseSection, Prices, Scale, TrainingRecipe, TrainingResources
 
 CPU_MFU = 0.4
 """Assumed share of a CPU's peak. That of an accelerator is derived (tasks/training/plan/step_time.py)."""
 
 
-def plan_training(scale: Scale, machine: Machine = H100, *, searches: bool = False) -> Plan:
-    """The plan of a scale on accelerators of a machine; `searches`: with the fastest topology of each phase that trains
-    on them. Raises ValueError where budgets and schedules do not fit."""
+def plan_training(
+    scale: Scale, machine: Machine = H100, *, searches: bool = False, prices: Prices | None = None
+) -> Plan:
+    """The plan of a scale on accelerators of a machine; `searches`: with the fastest topology and the smallest world of
+    each phase. Prices are by default those of the source documents. Raises ValueError where budgets and schedules do
+    not fit."""
+    prices = load_prices("guide") if prices is None else prices
     counts = count_parameters(scale.model.recipe)
+    phases = tuple(_plan_phase(scale, phase, machine, prices, searches) for phase in scale.phases)
     return Plan(
         scale=scale.scale,
         parameters=PlannedParameters(
@@ -49,19 +57,25 @@ def plan_training(scale: Scale, machine: Machine = H100, *, searches: bool = Fal
         kv_cache_bytes_per_token=kv_cache_bytes_per_token(scale.model.recipe),
         cpu_mfu=CPU_MFU,
         machine=machine.name,
-        phases=tuple(_plan_phase(scale, phase, machine, searches) for phase in scale.phases),
+        cost=scale_cost(scale, [phase.needs for phase in phases], prices, machine),
+        phases=phases,
     )
 
 
-def _plan_phase(scale: Scale, phase: PhaseSection, machine: Machine, searches: bool) -> PlannedPhase:
+def _plan_phase(scale: Scale, phase: PhaseSection, machine: Machine, prices: Prices, searches: bool) -> PlannedPhase:
     recipe, resources, start = scale.training_recipe(phase), phase.resources, scale.start_of(phase)
     steps = summarize_steps(recipe)
     frozen, attended = recipe.adapter.kind != "none", attended_tokens(phase)
     impossible = tuple(impossible_topology(recipe, resources))
     is_derived = resources.device == "cuda" and not impossible
-    mfu = step_time(recipe, resources, attended, machine).mfu if is_derived else CPU_MFU
+    step = step_time(recipe, resources, attended, machine) if is_derived else None
+    mfu = CPU_MFU if step is None else step.mfu
     best = find_topology(recipe, resources, attended, machine) if is_derived and searches else None
     flops = phase_flops_per_token(recipe, attended, frozen) * recipe.num_tokens
+    hours = flops / (resources.num_ranks * resources.peak_flops_per_second * mfu) / 3600
+    needs = phase_needs(recipe, resources, step, hours, prices, machine)
+    if searches:
+        needs = needs.model_copy(update={"smallest_world": smallest_world(recipe, resources)})
     memory = _memory(recipe, resources)
     first_rate, peak_rate, last_rate = _learning_rates(recipe, steps)
     return PlannedPhase(
@@ -94,7 +108,8 @@ def _plan_phase(scale: Scale, phase: PhaseSection, machine: Machine, searches: b
         expert_parallel=resources.expert_parallel,
         zero_stage=resources.zero_stage,
         mfu=mfu,
-        hours=flops / (resources.num_ranks * resources.peak_flops_per_second * mfu) / 3600,
+        hours=hours,
+        needs=needs,
         fastest="" if best is None else best.describe(),
         rank_memory=memory,
         impossible=impossible,
@@ -182,7 +197,7 @@ def _warnings(memory: PlannedMemory) -> list[str]:
     if memory.total <= memory.available:
         return []
     return [
-        f"the fullest rank needs {_bytes(memory.total)} of {_bytes(memory.available)}: widen tensor, pipeline or "
+        f"the fullest rank needs {size(memory.total)} of {size(memory.available)}: widen tensor, pipeline or "
         f"expert parallelism, raise "
         "zero_stage or recompute, offload the optimizer, or lower micro_batch_sequences, bucket_elements or "
         "rollout_cache_bytes"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from tasks.training.plan.planned_needs import NEEDS_TITLES, PlannedCost, PlannedNeeds, needs_row, size, table
+
 _ROW_TITLES = (
     "phase",
     "objective",
@@ -120,7 +122,8 @@ class PlannedPhase(BaseModel):
     mfu: float
     """Share of the ranks' peak: derived for accelerators, assumed for CPUs."""
     hours: float
-    """At that share, without sampling."""
+    """At that share, without sampling, failures and saves."""
+    needs: PlannedNeeds
     fastest: str
     """The fastest topology that fits, in words; empty where none was searched or none fits."""
     rank_memory: PlannedMemory
@@ -148,7 +151,13 @@ class Plan(BaseModel):
     kv_cache_bytes_per_token: int
     cpu_mfu: float
     machine: str
+    cost: PlannedCost
     phases: tuple[PlannedPhase, ...]
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether an engine can train every phase as it is configured."""
+        return not any(phase.impossible for phase in self.phases)
 
     def describe(self) -> str:
         """The plan in lines for a terminal."""
@@ -163,9 +172,9 @@ class Plan(BaseModel):
             f"{counts.active_body_and_mtp:,})",
             f"  KV cache     {self.kv_cache_bytes_per_token:,} bytes per token in bf16",
             "",
-            *_table([_ROW_TITLES, *(_row(phase) for phase in self.phases)]),
+            *table([_ROW_TITLES, *(_row(phase) for phase in self.phases)]),
             "",
-            *_table([_MEMORY_TITLES, *(_memory_row(phase) for phase in self.phases)]),
+            *table([_MEMORY_TITLES, *(_memory_row(phase) for phase in self.phases)]),
             "",
             f"  hours at the share `of peak`, which is derived for {self.machine} and assumed for CPUs "
             f"({self.cpu_mfu:.0%}; docs/scale.md),",
@@ -173,9 +182,14 @@ class Plan(BaseModel):
             "  a row, or assumed_document_tokens where rows hold whole documents; memory of the fullest rank, its "
             "experts evenly used",
             "",
-            *_table([(phase.name, phase.schedule) for phase in self.phases]),
+            *table([NEEDS_TITLES, *(needs_row(phase.name, phase.needs) for phase in self.phases)]),
             "",
-            *_table([(phase.name, phase.mixture) for phase in self.phases]),
+            f"  cost         {self.cost.describe(self.scale)}",
+            "  rank-hours include what is lost to failures and saves on accelerators; smallest world: by --search",
+            "",
+            *table([(phase.name, phase.schedule) for phase in self.phases]),
+            "",
+            *table([(phase.name, phase.mixture) for phase in self.phases]),
             "",
         ]
         lines += [f"  {phase.name}: fastest: {phase.fastest}" for phase in self.phases if phase.fastest]
@@ -229,16 +243,5 @@ def _memory_row(phase: PlannedPhase) -> tuple[str, ...]:
         str(phase.expert_parallel),
         str(phase.zero_stage),
         phase.stage_layers,
-        *map(_bytes, parts),
+        *map(size, parts),
     )
-
-
-def _bytes(number: int) -> str:
-    return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{number / 1e6:,.1f} MB"
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]

@@ -60,12 +60,24 @@ def find_topology(
     return None
 
 
-def _candidates(resources: TrainingResources, recipe: TrainingRecipe) -> Iterator[TrainingResources]:
+def least_memory(recipe: TrainingRecipe, resources: TrainingResources) -> float:
+    """Bytes of the fullest rank in the topology that needs least; infinite where no engine can train any. Only those
+    with full recomputation and one row at a time are tried: others need more."""
+    tried = _candidates(resources, recipe, recomputes=("full",), rows_at_once=(1,))
+    return min((rank_memory(recipe, candidate).device for candidate in tried), default=float("inf"))
+
+
+def _candidates(
+    resources: TrainingResources,
+    recipe: TrainingRecipe,
+    recomputes: tuple[str, ...] = RECOMPUTE,
+    rows_at_once: tuple[int, ...] = ROWS,
+) -> Iterator[TrainingResources]:
     tensors = [size for size in (1, 2, 4, 8) if size <= resources.ranks_per_node]
     every = recipe.model.n_routed_experts
     experts = [size for size in range(1, every + 1) if every % size == 0]
     for tensor, pipeline, context, recompute, expert, rows in product(
-        tensors, PIPELINES, CONTEXTS, RECOMPUTE, experts, ROWS
+        tensors, PIPELINES, CONTEXTS, recomputes, experts, rows_at_once
     ):
         candidate = resources.model_copy(
             update={

@@ -1,5 +1,5 @@
-"""Records steps on rank 0: metrics.jsonl, rollouts.jsonl, progress.json, and the trackers that show the same
-metrics."""
+"""Records steps on rank 0: metrics.jsonl, rollouts.jsonl, progress.json, time.json, and the trackers that show the
+same metrics."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tasks.training.schedule.schedules import StepPlan
 from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE, TrainingJob
 from tasks.training.state.measurements import Measurement
 from tasks.training.state.position import Position
+from tasks.training.watch.effective_time import TimeLog
 from tasks.training.watch.metrics import StepLog, peak_memory_bytes
 from tasks.training.watch.trackers import open_trackers
 
@@ -29,6 +30,8 @@ class StepRecord:
         self._progress = ProgressFile(work_dir)
         self._trackers = open_trackers(job, position.step)
         self._interval = _Interval()
+        self._time = TimeLog(work_dir, position.step)
+        self._step = position.step
 
     def _show_progress(self, position: Position, message: str, figure: float | None = None) -> None:
         self._progress.write(position.num_tokens, self._job.recipe.num_tokens, "tokens", message, figure)
@@ -36,14 +39,18 @@ class StepRecord:
     def waited(self, seconds: float) -> None:
         """For data."""
         self._interval.wait_seconds += seconds
+        self._time.waited(seconds)
 
     def paused(self, seconds: float) -> None:
         """Leaves the seconds of a measurement or a checkpoint out of the training speed."""
         self._interval.paused_seconds += seconds
+        self._time.paused(seconds)
+        self._time.seen(self._step)
 
     def passed_over(self, position: Position) -> None:
         """A step that a spike left out has no line of its own."""
         self._interval.num_skipped += 1
+        self._step = position.step
         self._show_progress(position, "passed over after a spike")
 
     def taken(
@@ -51,6 +58,8 @@ class StepRecord:
     ) -> None:
         """The line of a step, where one is due: at the interval, at the phase's end, and of every measured step."""
         self._interval.add(plan, result)
+        self._step = position.step
+        self._time.waited(-data.metrics.get("rollout_seconds", 0.0))
         name, figure = _watched(result, data)
         self._show_progress(position, f"{name} {figure:.3f}", figure)
         if self._rollouts is not None:
@@ -60,6 +69,7 @@ class StepRecord:
             return
         values = self._values(position, plan, data, result) | (measured.metrics() if measured is not None else {})
         self._metrics.append([{"step": position.step, **values}])
+        self._time.seen(position.step)
         for tracker in self._trackers:
             tracker.log(position.step, values)
         self._interval = _Interval()

@@ -1,0 +1,69 @@
+"""Commands `glm46 plan` and `glm46 config`: what a scale needs and costs, and a scale of your own as a file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.cli.command_errors import EXIT_USAGE, usage_errors
+from flows.cli.options import JSON, SCALE
+
+SCALES = Annotated[list[str], typer.Argument(metavar="SCALE|FILE.yaml ...", help="one, or several with --compare")]
+
+
+def plan(
+    scales: SCALES,
+    as_json: JSON = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="also the fastest topology and the smallest world of each phase")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="scales side by side, beside the official weights")
+    ] = False,
+    machine: Annotated[
+        str, typer.Option(help="whose links and memory the hours are derived from: h100, h800")
+    ] = "h100",
+    prices: Annotated[
+        str, typer.Option(metavar="NAME|FILE.yaml", help="prices; by default those of configs/prices/guide.yaml")
+    ] = "guide",
+) -> None:
+    """Print the parameters, tokens, steps, memory, hours and cost of a scale. Trains nothing.
+
+    Exit code 2 where no engine can train a phase as it is configured: the plan says why.
+    """
+    with usage_errors():
+        from configs.load import load_prices, load_scale
+        from tasks.training.plan.compare_plans import compare_plans
+        from tasks.training.plan.machine import MACHINES
+        from tasks.training.plan.plan_training import plan_training
+
+        if machine.lower() not in MACHINES:
+            raise ValueError(f"machine {machine} is not known: give one of {', '.join(MACHINES)}")
+        if len(scales) > 1 and not compare:
+            raise ValueError(f"{len(scales)} scales: give one, or --compare")
+        known = load_prices(prices)
+        plans = [
+            plan_training(load_scale(name), MACHINES[machine.lower()], searches=search, prices=known) for name in scales
+        ]
+        shown = compare_plans(plans) if compare else plans[0]
+        print(shown.model_dump_json() if as_json else shown.describe())
+    if not all(each.is_possible for each in plans):
+        raise typer.Exit(EXIT_USAGE)
+
+
+def config(
+    scale: SCALE,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="a setting by its path: model.recipe.hidden_size=512"),
+    ] = None,
+) -> None:
+    """Print a scale's YAML with settings changed, checked as a run would; comments stay: glm46 config tiny > mine.yaml
+
+    Phases are named: phases.sft.recipe.num_tokens=100000. A value is YAML, and a mapping is set key by key.
+    """
+    with usage_errors():
+        from configs.load import changed_scale
+
+        print(changed_scale(scale, settings or []), end="")

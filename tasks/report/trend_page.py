@@ -1,0 +1,128 @@
+"""The page about the last runs of a scale: figures of each, and whether the newest is worse than intervals allow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import mean, stdev
+
+from tasks.report.report_charts import Line, curves
+from tasks.report.report_inputs import ReportedPhases
+from tasks.report.report_page import Figure, Section, boxed, page, paragraph, table
+from tasks.report.report_training import effective_time_of, median_of, read_metrics
+
+MIN_EARLIER_RUNS = 3
+"""Fewer have no spread that a figure without an interval of its own could be compared with."""
+DEVIATIONS = 2.0
+FIGURES = {
+    "bits per byte": False,
+    "pass@1": True,
+    "last loss": False,
+    "tokens per second": True,
+    "minutes": False,
+    "effective time": True,
+}
+"""Name, and whether more is better."""
+
+
+@dataclass(frozen=True)
+class TrendRun:
+    """One finished run. `intervals` are those of figures that were measured on items; a run has what it reached."""
+
+    name: str
+    figures: Mapping[str, float]
+    intervals: Mapping[str, tuple[float, float]]
+
+
+def trend_run(name: str, phases: ReportedPhases, seconds: float, is_cached: bool) -> TrendRun:
+    """What this run adds; the minutes of a run that took stages from the cache say nothing and are left out."""
+    last = phases.last
+    evaluated = last.evaluation.record
+    figures = {"bits per byte": evaluated.bits_per_byte, "pass@1": evaluated.pass_at_1}
+    intervals = {
+        shown: evaluated.intervals[key]
+        for shown, key in (("bits per byte", "bits_per_byte"), ("pass@1", "pass_at_1"))
+        if key in evaluated.intervals
+    }
+    predicting = [phase for phase in phases if phase.checkpoint.record.mean_reward is None]  # a surrogate says nothing
+    if predicting:
+        figures["last loss"] = predicting[-1].checkpoint.record.lm_loss
+    measured = [metrics for phase in phases if (metrics := read_metrics(phase.checkpoint))]
+    if measured:
+        figures["tokens per second"] = median_of(
+            [line for metrics in measured for line in metrics], "tokens_per_second"
+        )
+    times = [time for phase in phases if (time := effective_time_of(phase.checkpoint)) is not None]
+    if times:
+        figures["effective time"] = sum(time.productive for time in times) / sum(time.total for time in times)
+    if not is_cached:
+        figures["minutes"] = seconds / 60
+    kept = {key: float(value) for key, value in figures.items() if value is not None and math.isfinite(value)}
+    return TrendRun(name, kept, {key: each for key, each in intervals.items() if key in kept})
+
+
+def regressions(runs: Sequence[TrendRun]) -> list[str]:
+    """What is worse in the newest run than in those before it; runs in their order. A figure with intervals is worse
+    where its interval and that of the run before do not overlap; another where it is more than DEVIATIONS standard
+    deviations worse than the mean of the runs before."""
+    if not runs:
+        return []
+    newest, earlier, found = runs[-1], runs[:-1], []
+    for name, more_is_better in FIGURES.items():
+        if name not in newest.figures:
+            continue
+        value, sign = newest.figures[name], 1 if more_is_better else -1
+        bounded = [run for run in earlier if name in run.intervals]
+        if name in newest.intervals and bounded:
+            before = bounded[-1]
+            (low, high), (low_before, high_before) = newest.intervals[name], before.intervals[name]
+            if (high < low_before) if more_is_better else (low > high_before):
+                found.append(
+                    f"{name} {value:.4g} [{low:.4g}, {high:.4g}] is worse than {before.figures[name]:.4g} "
+                    f"[{low_before:.4g}, {high_before:.4g}] of {before.name}"
+                )
+            continue
+        known = [run.figures[name] for run in earlier if name in run.figures]
+        if name not in newest.intervals and len(known) >= MIN_EARLIER_RUNS:
+            bound = mean(known) - sign * DEVIATIONS * stdev(known)
+            if sign * (value - bound) < 0:
+                found.append(f"{name} {value:.4g} is worse than {bound:.4g}, the bound of {len(known)} runs before it")
+    return found
+
+
+def trend_rows(runs: Sequence[TrendRun]) -> list[dict[str, str]]:
+    """A row per run, the newest first."""
+    return [{"run": run.name, **{name: _shown(run, name) for name in FIGURES}} for run in reversed(runs)]
+
+
+def trend_page(scale: str, runs: Sequence[TrendRun]) -> str:
+    """The whole file."""
+    worse = regressions(runs)
+    ending = boxed("".join(paragraph(sentence) for sentence in worse), "bad") if worse else ""
+    rows = [[row["run"], *(Figure(row[name]) for name in FIGURES)] for row in trend_rows(runs)]
+    note = (
+        "Brackets: the interval over the items of the evaluation. Minutes are empty where a run took stages from the "
+        "cache. Effective time: productive share of the phases' wall time."
+    )
+    drawn = "".join(
+        curves("runs, the oldest first", name, [Line(name, points)])
+        for name in FIGURES
+        if len(points := [(float(n), run.figures[name]) for n, run in enumerate(runs, 1) if name in run.figures]) > 1
+    )
+    sections = [Section("Runs", table(("run", *FIGURES), rows) + paragraph(note, "soft")), Section("Curves", drawn)]
+    facts = [("runs", str(len(runs))), ("regressions of the newest", str(len(worse)))]
+    return page(f"glm46 trend of {scale}", "The last runs that reached an evaluation", ending, facts, sections)
+
+
+def _shown(run: TrendRun, name: str) -> str:
+    if name not in run.figures:
+        return ""
+    bounds = f" [{run.intervals[name][0]:.4g}, {run.intervals[name][1]:.4g}]" if name in run.intervals else ""
+    return f"{run.figures[name]:.4g}{bounds}"
+
+
+def trend_row_name(started: float) -> str:
+    """A run by its start, seconds since the epoch, in UTC."""
+    return datetime.fromtimestamp(started, tz=UTC).strftime("%Y-%m-%d %H:%M")

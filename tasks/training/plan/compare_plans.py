@@ -1,0 +1,91 @@
+"""Sets the plans of scales side by side, beside the official weights, which nobody has to train."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from tasks.training.plan.planned import Plan
+from tasks.training.plan.planned_needs import amount, size, table
+
+OFFICIAL = "official weights"
+
+
+class ComparedScale(BaseModel):
+    """One column. Phases follow each other, so hours are their sum."""
+
+    name: str
+    parameters: int
+    num_tokens: int
+    most_ranks: int
+    hours: float
+    """Wall time of all phases, with what is lost to failures and saves."""
+    rank_hours: float
+    cost: float
+    """Of the ranks."""
+    data: float
+    personnel: float
+    weights_bytes: int
+    does_not_run: int
+    """Phases that no engine can train or that have no code yet."""
+
+    @property
+    def total(self) -> float:
+        return self.cost + self.data + self.personnel
+
+
+class ComparedPlans(BaseModel):
+    """Scales in the order asked for, then the official weights of the largest model among them."""
+
+    machine: str
+    currency: str
+    scales: tuple[ComparedScale, ...]
+
+    def describe(self) -> str:
+        """A table for the terminal."""
+        rows = [
+            ("", *(each.name for each in self.scales)),
+            ("parameters", *(f"{each.parameters:,}" for each in self.scales)),
+            ("tokens", *(f"{each.num_tokens:,}" for each in self.scales)),
+            ("ranks, at most", *(f"{each.most_ranks:,}" for each in self.scales)),
+            ("hours", *(f"{each.hours:,.1f}" for each in self.scales)),
+            ("rank-hours", *(f"{each.rank_hours:,.1f}" for each in self.scales)),
+            (f"ranks, {self.currency}", *(amount(each.cost) for each in self.scales)),
+            (f"data, {self.currency}", *(amount(each.data) for each in self.scales)),
+            (f"people, {self.currency}", *(amount(each.personnel) for each in self.scales)),
+            (f"total, {self.currency}", *(amount(each.total) for each in self.scales)),
+            ("weights", *(size(each.weights_bytes) for each in self.scales)),
+            ("phases that do not run", *(str(each.does_not_run) for each in self.scales)),
+        ]
+        return "\n".join(
+            [
+                *table(rows),
+                "",
+                f"  hours are derived for {self.machine}; {OFFICIAL}: GLM-4.6 is public under the MIT licence, and "
+                "serving it is not counted",
+            ]
+        )
+
+
+def compare_plans(plans: list[Plan]) -> ComparedPlans:
+    """At least one plan; all of one machine and one list of prices."""
+    columns = [_column(plan) for plan in plans]
+    largest = max(columns, key=lambda each: each.weights_bytes)
+    nothing = {"num_tokens": 0, "most_ranks": 0, "hours": 0.0, "rank_hours": 0.0, "does_not_run": 0}
+    official = largest.model_copy(update={"name": OFFICIAL, "cost": 0.0, "data": 0.0, "personnel": 0.0, **nothing})
+    return ComparedPlans(machine=plans[0].machine, currency=plans[0].cost.currency, scales=(*columns, official))
+
+
+def _column(plan: Plan) -> ComparedScale:
+    return ComparedScale(
+        name=plan.scale,
+        parameters=plan.parameters.total,
+        num_tokens=sum(phase.num_tokens for phase in plan.phases),
+        most_ranks=max(phase.num_ranks for phase in plan.phases),
+        hours=sum(phase.hours + phase.needs.lost_hours for phase in plan.phases),
+        rank_hours=plan.cost.rank_hours,
+        cost=plan.cost.ranks,
+        data=plan.cost.data,
+        personnel=plan.cost.personnel,
+        weights_bytes=plan.phases[-1].needs.weights_bytes,
+        does_not_run=sum(bool(phase.impossible or phase.not_available) for phase in plan.phases),
+    )

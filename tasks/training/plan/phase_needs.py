@@ -1,0 +1,108 @@
+"""Derives what a phase needs beside its ranks: hours lost, checkpoints, disk, data and network. Pure arithmetic."""
+
+from __future__ import annotations
+
+from configs.schema import PpoObjective, Prices, Scale, TrainingRecipe, TrainingResources
+from model.architecture.counts import count_parameters, count_trained
+from tasks.data.shards.token_shard import token_dtype
+from tasks.training.plan.machine import (
+    HOURS_TO_FAILURE,
+    MEMORY_USED,
+    NODE_DISK_BYTES_PER_SECOND,
+    RESTART_SECONDS,
+    Machine,
+)
+from tasks.training.plan.planned_needs import PlannedCost, PlannedNeeds
+from tasks.training.plan.search import least_memory
+from tasks.training.plan.step_time import StepTime
+from tasks.training.schedule.phase_steps import summarize_steps
+
+BFLOAT16_BYTES, FLOAT32_BYTES = 2, 4
+
+
+def state_bytes(recipe: TrainingRecipe) -> int:
+    """Of one checkpoint of what is trained: master and momentum in float32, and the second moment of what AdamW
+    updates: under Muon the embedding."""
+    counts = count_parameters(recipe.model)
+    trained = count_trained(recipe.model, recipe.adapter).total(recipe.model)
+    if recipe.optimizer.kind == "adamw":
+        return 12 * trained
+    return 8 * trained + 4 * (counts.embeddings // 2) * (recipe.adapter.kind == "none")
+
+
+def phase_needs(
+    recipe: TrainingRecipe,
+    resources: TrainingResources,
+    step: StepTime | None,
+    hours: float,
+    prices: Prices,
+    machine: Machine,
+) -> PlannedNeeds:
+    """Of a phase that takes these hours without failures and saves; `step` where it was derived for accelerators."""
+    steps = summarize_steps(recipe)
+    seconds_per_step = hours * 3600 / steps.num_steps
+    num_models = 2 if isinstance(recipe.objective, PpoObjective) else 1  # PPO's critic has checkpoints of its own
+    state = num_models * state_bytes(recipe)
+    weights = (BFLOAT16_BYTES if recipe.dtype == "bfloat16" else FLOAT32_BYTES) * count_parameters(recipe.model).total
+    num_checkpoints = -(-steps.num_steps // resources.save_interval_steps)
+    save_hours = failure_hours = num_failures = 0.0
+    if step is not None:
+        # The first rank of each pipeline stage writes what the stage holds to its node's disk.
+        save_hours = num_checkpoints * state / resources.pipeline_parallel / NODE_DISK_BYTES_PER_SECOND / 3600
+        num_failures = resources.num_ranks * (hours + save_hours) / HOURS_TO_FAILURE
+        per_failure = RESTART_SECONDS + resources.save_interval_steps * seconds_per_step / 2
+        failure_hours = num_failures * per_failure / 3600
+    rank_hours = resources.num_ranks * (hours + save_hours + failure_hours)
+    data_bytes = recipe.num_tokens * token_dtype(recipe.model.vocab_size).itemsize
+    return PlannedNeeds(
+        rank_hours=rank_hours,
+        cost=rank_hours * price_of_rank(prices, resources, machine),
+        num_failures=num_failures,
+        failure_hours=failure_hours,
+        save_hours=save_hours,
+        num_checkpoints=num_checkpoints,
+        weights_bytes=weights,
+        state_bytes=state,
+        disk_bytes=(resources.num_kept_checkpoints + 1) * state + weights,
+        save_bytes_per_second=state / (seconds_per_step * min(resources.save_interval_steps, steps.num_steps)),
+        data_bytes=data_bytes,
+        data_bytes_per_second=data_bytes / (hours * 3600),
+        sent_bytes_per_second={} if step is None else _sent(step),
+        smallest_world=0,
+    )
+
+
+def _sent(step: StepTime) -> dict[str, float]:
+    names = ("tensor", "context", "expert", "stage", "gradient")
+    return {name: getattr(step, f"{name}_bytes") / step.seconds for name in names}
+
+
+def price_of_rank(prices: Prices, resources: TrainingResources, machine: Machine) -> float:
+    """For an hour. Raises ValueError where the prices do not name the machine."""
+    name = machine.name.lower() if resources.device == "cuda" else "cpu"
+    if name not in prices.rank_hour:
+        raise ValueError(f"the prices have no rank_hour.{name}, they have {', '.join(prices.rank_hour)}: add it")
+    return prices.rank_hour[name]
+
+
+def scale_cost(scale: Scale, needs: list[PlannedNeeds], prices: Prices, machine: Machine) -> PlannedCost:
+    """Of all phases, with the data and the people that the prices name for the scale."""
+    return PlannedCost(
+        currency=prices.currency,
+        rank_hour=max(price_of_rank(prices, phase.resources, machine) for phase in scale.phases),
+        rank_hours=sum(each.rank_hours for each in needs),
+        ranks=sum(each.cost for each in needs),
+        data=prices.data.get(scale.scale, 0.0),
+        personnel=prices.engineer_months.get(scale.scale, 0.0) * prices.engineer_month,
+    )
+
+
+def smallest_world(recipe: TrainingRecipe, resources: TrainingResources) -> int:
+    """The fewest ranks that hold the phase in any topology, as a power of two up to its own number; 0 where none does.
+    Full recomputation and one row at a time need least; offloading and ZeRO stay as they are."""
+    sizes = [1 << power for power in range(resources.num_ranks.bit_length()) if 1 << power <= resources.num_ranks]
+    for size in sizes:
+        world = resources.model_copy(update={"num_ranks": size, "ranks_per_node": min(size, resources.ranks_per_node)})
+        if least_memory(recipe, world) <= MEMORY_USED * resources.device_memory_bytes:
+            return size
+    return 0

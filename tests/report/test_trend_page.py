@@ -1,0 +1,54 @@
+"""The trend over runs: what is flagged as worse, on each side of its bound, and what MLflow keeps of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.show.show_trend import PREFIX, _as_metrics, read_trend
+from infra.registry.experiment_tracking import ensure_run, log_new_figures, runs_with_metrics
+from tasks.report.trend_page import TrendRun, regressions, trend_page, trend_rows
+
+
+def night(name: str, pass_at_1: float, minutes: float | None = None, width: float = 0.05) -> TrendRun:
+    figures = {"pass@1": pass_at_1} | ({} if minutes is None else {"minutes": minutes})
+    return TrendRun(name, figures, {"pass@1": (pass_at_1 - width, pass_at_1 + width)})
+
+
+def test_a_figure_is_worse_only_where_intervals_do_not_overlap():
+    assert regressions([night("mon", 0.8), night("tue", 0.71)]) == []
+    (worse,) = regressions([night("mon", 0.8), night("tue", 0.69)])
+    assert worse.startswith("pass@1 0.69 [0.64, 0.74] is worse than 0.8 [0.75, 0.85] of mon")
+    assert regressions([night("mon", 0.69), night("tue", 0.8)]) == [] == regressions([])
+
+
+def test_a_figure_without_an_interval_is_compared_with_the_spread_of_at_least_three_runs():
+    before = [night(day, 0.8, minutes) for day, minutes in (("mon", 60), ("tue", 62), ("wed", 64))]
+    assert regressions([*before, night("thu", 0.8, 65.9)]) == [], "62 and twice 2 minutes"
+    (worse,) = regressions([*before, night("thu", 0.8, 66.1)])
+    assert worse == "minutes 66.1 is worse than 66, the bound of 3 runs before it"
+    assert regressions([*before[:2], night("thu", 0.8, 90)]) == []
+    assert regressions([*before, night("thu", 0.8)]) == [], "a cached run has no minutes"
+
+
+def test_the_page_shows_the_newest_first_and_what_is_worse():
+    runs = [night("mon", 0.8, 60), night("tue", 0.69)]
+    assert [row["run"] for row in trend_rows(runs)] == ["tue", "mon"]
+    text = trend_page("nightly", runs)
+    assert (
+        "is worse than" in text
+        and "0.69 [0.64, 0.74]" in text
+        and "http" not in text.split("</style>")[1].replace("http://www.w3.org", "")
+    )
+
+
+def test_mlflow_keeps_what_the_trend_needs(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db", f"sqlite:///{tmp_path}/mlflow.db")
+    for number, run in enumerate((night("", 0.8, 60), night("", 0.7))):
+        run_id = ensure_run(client, "glm46-toy", "run", str(number), None, {"glm46.scale": "toy"})
+        log_new_figures(client, run_id, _as_metrics(run))
+    ensure_run(client, "glm46-toy", "failed", "2", None, {"glm46.scale": "toy"})
+    assert len(runs_with_metrics(client, "glm46.scale", "toy", PREFIX, 1)) == 1
+    read = read_trend(client, "toy")
+    assert [run.figures for run in read] == [{"pass@1": 0.8, "minutes": 60}, {"pass@1": 0.7}]
+    assert read[0].intervals == {"pass@1": pytest.approx((0.75, 0.85))}

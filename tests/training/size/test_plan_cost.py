@@ -1,0 +1,81 @@
+"""What a plan says beside memory and time: cost, losses, sizes, the smallest world, and scales side by side."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from configs.load import load_prices, load_scale
+from flows.cli.command import app
+from tasks.training.plan.compare_plans import compare_plans
+from tasks.training.plan.machine import H800, HOURS_TO_FAILURE, MEMORY_USED, RESTART_SECONDS
+from tasks.training.plan.phase_needs import smallest_world
+from tasks.training.plan.plan_training import plan_training
+from tasks.training.plan.search import least_memory
+
+SCALED = load_scale("scaled_down")
+
+
+def glm46(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_cost_follows_from_hours_and_prices():
+    prices = load_prices("guide")
+    plan = plan_training(SCALED, prices=prices)
+    hours = sum(phase.num_ranks * (phase.hours + phase.needs.lost_hours) for phase in plan.phases)
+    assert plan.cost.rank_hours == pytest.approx(hours)
+    assert plan.cost.ranks == pytest.approx(hours * prices.rank_hour["h100"])
+    assert (plan.cost.data, plan.cost.personnel) == (10_000, 50_000), "S1's values"
+    dearer = prices.model_copy(update={"rank_hour": {"h100": 6.0}, "data": {}})
+    assert plan_training(SCALED, prices=dearer).cost.total == pytest.approx(2 * plan.cost.ranks + 50_000)
+    with pytest.raises(ValueError, match=r"no rank_hour.h800, they have h100: add it"):
+        plan_training(SCALED, H800, prices=dearer)
+
+
+def test_losses_follow_from_failures_and_saves_and_are_none_on_cpus():
+    phase = plan_training(load_scale("full"), H800).phases[0]
+    needs, interval = phase.needs, load_scale("full").phases[0].resources.save_interval_steps
+    assert needs.num_failures == pytest.approx(8192 * (phase.hours + needs.save_hours) / HOURS_TO_FAILURE)
+    lost_steps = interval * phase.hours * 3600 / phase.num_steps / 2
+    assert needs.failure_hours == pytest.approx(needs.num_failures * (RESTART_SECONDS + lost_steps) / 3600)
+    assert needs.state_bytes == pytest.approx(2857e9, rel=0.001), "as docs/scale.md has it"
+    tiny = plan_training(load_scale("tiny"))
+    assert all(each.needs.lost_hours == 0 and not each.needs.sent_bytes_per_second for each in tiny.phases)
+    assert tiny.phases[0].needs.data_bytes == 2 * tiny.phases[0].num_tokens and tiny.cost.total == 0
+
+
+def test_the_smallest_world_holds_the_phase_and_half_of_it_does_not():
+    phase = SCALED.phases[0]
+    recipe, resources = SCALED.training_recipe(phase), phase.resources
+    smallest = smallest_world(recipe, resources)
+    most = MEMORY_USED * resources.device_memory_bytes
+    worlds = [
+        resources.model_copy(update={"num_ranks": size, "ranks_per_node": size}) for size in (smallest, smallest // 2)
+    ]
+    assert least_memory(recipe, worlds[0]) <= most < least_memory(recipe, worlds[1])
+    assert smallest_world(recipe, resources.model_copy(update={"device_memory_bytes": 10**6})) == 0
+
+
+def test_scales_side_by_side_end_with_the_official_weights():
+    plans = [plan_training(load_scale(name)) for name in ("scaled_down", "recipes/glm45_355b_sft")]
+    compared = compare_plans(plans)
+    assert [each.name for each in compared.scales] == ["scaled_down", "glm45_355b_sft", "official weights"]
+    assert compared.scales[0].total == plans[0].cost.total
+    assert (compared.scales[2].total, compared.scales[2].weights_bytes) == (0, compared.scales[1].weights_bytes)
+    done = glm46("plan", "--compare", "tiny", "micro", "--json")
+    assert done.exit_code == 0 and len(json.loads(done.stdout)["scales"]) == 3
+    assert glm46("plan", "tiny", "micro").exit_code == 2
+
+
+def test_an_impossible_configuration_ends_with_exit_code_2_and_the_reason(tmp_path):
+    made = glm46("config", "scaled_down", "--set", "phases.sft.resources.expert_parallel=3")
+    assert made.exit_code == 0
+    (tmp_path / "mine.yaml").write_text(made.stdout)
+    done = glm46("plan", str(tmp_path / "mine.yaml"))
+    assert (
+        done.exit_code == 2
+        and "impossible, n_routed_experts (32) does not divide by expert_parallel (3)" in done.stdout
+    )
