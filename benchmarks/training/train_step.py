@@ -3,8 +3,9 @@
 
 Both get the same 18.3 M parameter architecture, the same batch of 8 x 512 tokens and torch's fused AdamW, and are timed
 in turn, round by round; the optimizer step is included. The peer is the faster of float32 and bfloat16 autocast. The
-MTP layer and the router's balancing, which transformers does not have, are left out of ours. The last line is JSON;
-`ratio` is the median over the rounds of ours over the peer, so a machine whose speed drifts does not decide.
+MTP layer and the router's balancing, which transformers does not have, are left out of ours, which multiplies as
+training does (model/kernels/cpu_products.py). The last line is JSON; `ratio` is the median over the rounds of ours over
+the peer, so a machine whose speed drifts does not decide.
 
 Where the time goes on two AVX2 cores (peak 198 GFLOP/s), 1.30 s a step: 0.94 s matrix products, 145 GFLOP at 154
 GFLOP/s, which the peer computes with the same library; 0.19 s attention, a seventh of it exponentials; 0.17 s
@@ -45,16 +46,18 @@ RECIPE = GLM46.model_copy(
 def our_step(token_ids: torch.Tensor) -> Callable[[], None]:
     """One optimizer step of our model."""
     from model.architecture.transformer import Glm4Moe
+    from model.kernels.cpu_products import onednn_products
 
     model = Glm4Moe(RECIPE)
     model.init_weights(torch.Generator().manual_seed(46))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        losses = model(token_ids[:, :-1], target_ids_BT=token_ids[:, 1:]).losses
-        optimizer.zero_grad(set_to_none=True)
-        losses.lm.backward()
-        optimizer.step()
+        with onednn_products():
+            losses = model(token_ids[:, :-1], target_ids_BT=token_ids[:, 1:]).losses
+            optimizer.zero_grad(set_to_none=True)
+            losses.lm.backward()
+            optimizer.step()
 
     return step
 
