@@ -53,7 +53,10 @@ def repeating_size(size: int, dtype: torch.dtype) -> int:
 
 @functools.cache
 def is_onednn_exact() -> bool:
-    """Whether oneDNN, given leave to round, keeps bits that bfloat16 has not."""
+    """Whether oneDNN, given leave to round, computes and keeps bits that bfloat16 has not. Without AVX-512 torch does
+    not ask it."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
     with _library(_ONEDNN):
         for size in (32, 128, 512):
             values = torch.full((size, size), 1 + 2.0**-20)
