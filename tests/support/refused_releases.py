@@ -166,7 +166,7 @@ def evaluate_gguf(*, gguf, checkpoint, suite, recipe, resources, output: Output)
     return GgufEvaluation(
         checkpoint_digest=checkpoint.digest,
         bits_per_byte=bits,
-        file_bytes={},
+        file_bytes={"F32": 4000, "Q8_0": 1000},
         num_documents=1,
         num_tokens=1,
         num_bytes=1,
