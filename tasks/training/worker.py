@@ -31,7 +31,7 @@ from tasks.training.loop.prepare_training import load_checkpoint, prepare_traini
 from tasks.training.loop.rank_process import Interruption, configure_process
 from tasks.training.loop.training_step import NO_LOSSES, StepResult, pass_over, take_step
 from tasks.training.loop.validation import HeldOut
-from tasks.training.parallel.control import wait_for_all
+from tasks.training.parallel.control import leave_together, wait_for_all
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.policy.rewards import RewardError, refuse_constant_rewards
 from tasks.training.schedule.schedules import StepPlan, plan_step, trains_mtp
@@ -324,11 +324,11 @@ def run(job: TrainingJob) -> int:
         training = train_to_end(job, Interruption())
     if not training.is_done:
         print(f"interrupted: saved at step {training.position.step}", flush=True)
+        leave_together()
         return os.EX_TEMPFAIL
     if dist.get_rank() == 0:
         export_checkpoint(job)
-    wait_for_all()
-    dist.destroy_process_group()
+    leave_together()
     return 0
 
 

@@ -36,7 +36,7 @@ from tests.support.cluster.default_queue import DEFAULT_QUEUE
 from tests.support.evaluation_fakes import RECIPE, checkpoint, commit, evaluation_suite
 
 HERE = JobResources(launcher="local", device="cpu", queue=DEFAULT_QUEUE)
-RELEASE = load_scale("micro").release.recipe
+RELEASE = load_scale("micro").release.recipe.model_copy(update={"gguf_types": ("F32", "Q8_0")})
 CLUSTERS = {
     "ssh": (ssh_hosts.missing_programs, ssh_hosts.ssh_hosts, "ssh.json"),
     "slurm": (slurm.missing_programs, slurm.slurm_cluster, "job.sbatch"),

@@ -40,6 +40,14 @@ def wait_for_all() -> None:
     gathered(None)
 
 
+def leave_together() -> None:
+    """Ends the process groups when every rank has called it. A group that outlived its world would be torn down by the
+    interpreter's end, while its threads run: that aborts the process."""
+    wait_for_all()
+    _group_beside.cache_clear()
+    dist.destroy_process_group()
+
+
 def _control_group() -> ProcessGroup:
     """The same ranks as the world; all make it together, at their first agreement."""
     world = dist.group.WORLD

@@ -61,4 +61,4 @@ def test_the_toy_answers_some_and_not_all(results):
             each["scores"]["accuracy"] for each in items if each["benchmark"] in names and each["benchmark"] != "texts"
         ]
         assert 0 < sum(right) < len(right)
-    assert len({each["output"] for each in items if each["output"] is not None}) > 5
+    assert len({each["output"] for each in items if each["output"] is not None}) > 3
