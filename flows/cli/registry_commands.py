@@ -41,7 +41,7 @@ def evidence(
     scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
     store: STORE = None,
 ) -> None:
-    """Write a release's model card for the Hugging Face Hub, provenance (in-toto, SLSA) and SBOM. No server."""
+    """Write what others' tools read: model card, provenance (SLSA), SBOM, OpenLineage, Croissant. No server."""
     with usage_errors():
         from flows.cli.write_evidence import write_evidence
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 from configs.load import load_scale
@@ -16,11 +17,14 @@ from infra.registry.registered_versions import named_version
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
 from tasks.lineage.bill_of_materials import bill_of_materials
+from tasks.lineage.dataset_description import dataset_description
+from tasks.lineage.lineage_events import lineage_events
 from tasks.lineage.provenance import provenance_statement
 from tasks.lineage.published_card import published_card
 from tasks.lineage.trace_model import trace_model
 
 CARD_FILE, PROVENANCE_FILE, MATERIALS_FILE = "README.md", "provenance.intoto.json", "sbom.cdx.json"
+EVENTS_FILE, DATASET_FILE = "lineage.openlineage.jsonl", "croissant.json"
 
 
 def write_evidence(name: str, scale: str, store: str | None, target: Path) -> list[Path]:
@@ -37,6 +41,8 @@ def write_evidence(name: str, scale: str, store: str | None, target: Path) -> li
         CARD_FILE: published_card(graph, version),
         PROVENANCE_FILE: json.dumps(statement, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
         MATERIALS_FILE: json.dumps(materials, indent=1, ensure_ascii=False) + "\n",
+        EVENTS_FILE: "".join(f"{json.dumps(event)}\n" for event in lineage_events(graph, version, datetime.now(UTC))),
+        DATASET_FILE: json.dumps(dataset_description(graph, lineage), indent=1, ensure_ascii=False) + "\n",
     }
     temporary = target.with_name(f".{target.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -1,8 +1,9 @@
-"""The evidence of a release against the official libraries: in-toto's and SLSA's messages, huggingface_hub's card."""
+"""The evidence of a release against the official libraries of in-toto, CycloneDX, OpenLineage and the Hub."""
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from cyclonedx.model.bom import Bom
@@ -13,6 +14,9 @@ from huggingface_hub import ModelCard
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
+from openlineage.client.event_v2 import InputDataset, Job, JobEvent, OutputDataset
+from openlineage.client.facet_v2 import dataset_version_dataset, job_type_job, output_statistics_output_dataset
+from openlineage.client.serde import Serde
 
 from infra.home import Home
 from infra.registry.model_registry import DIGEST_TAG, GGUF_TAG, PROMOTION_DECISION_TAG, PROMOTION_TAG, RegisteredVersion
@@ -21,6 +25,7 @@ from infra.step import Output, Record, step
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
 from tasks.lineage.bill_of_materials import bill_of_materials
+from tasks.lineage.lineage_events import PRODUCER, lineage_events
 from tasks.lineage.provenance import provenance_statement
 from tasks.lineage.published_card import published_card
 from tasks.lineage.trace_model import ModelLineage, SourceUse
@@ -138,6 +143,42 @@ def test_the_bill_of_materials_passes_cyclonedxs_validator(release):
     assert next(iter(source.licenses)).name == "CC0-1.0"
     (package,) = [each for each in bom.components if each.type.value == "library"]
     assert str(package.purl).startswith("pkg:pypi/torch@")
+
+
+def test_the_events_are_those_that_openlineages_client_would_send(release):
+    graph, version, _ = release
+    stated = datetime(2026, 11, 24, tzinfo=UTC)
+    trained, converted = lineage_events(graph, version, stated)
+    gguf = graph.store.read_manifest(version.registered.tag(GGUF_TAG))
+    checkpoint = graph.store.read_manifest(version.registered.key)
+
+    def versioned(digest):
+        return {"version": dataset_version_dataset.DatasetVersionDatasetFacet(digest, producer=PRODUCER)}
+
+    size = gguf.content["model-F32.gguf"].size
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+        size=size, fileCount=1, producer=PRODUCER
+    )
+    expected = JobEvent(
+        eventTime=stated.isoformat(),
+        producer=PRODUCER,
+        job=Job(
+            "glm46",
+            f"convert_to_gguf.{gguf.key[:12]}",
+            {"jobType": job_type_job.JobTypeJobFacet("BATCH", "GLM46", "STEP", producer=PRODUCER)},
+        ),
+        inputs=[InputDataset("glm46", f"train_phase.{checkpoint.digest[:12]}", facets=versioned(checkpoint.digest))],
+        outputs=[
+            OutputDataset(
+                "glm46",
+                f"convert_to_gguf.{gguf.digest[:12]}",
+                facets=versioned(gguf.digest),
+                outputFacets={"outputStatistics": statistics},
+            )
+        ],
+    )
+    assert converted == json.loads(Serde.to_json(expected))
+    assert trained["outputs"][0]["name"] == converted["inputs"][0]["name"]
 
 
 def test_the_card_is_the_reports_below_metadata_that_the_hubs_library_reads(release, tmp_path):
