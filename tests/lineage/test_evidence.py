@@ -167,7 +167,11 @@ def test_the_events_are_those_that_openlineages_client_would_send(release):
             f"convert_to_gguf.{gguf.key[:12]}",
             {"jobType": job_type_job.JobTypeJobFacet("BATCH", "GLM46", "STEP", producer=PRODUCER)},
         ),
-        inputs=[InputDataset("glm46", f"train_phase.{checkpoint.digest[:12]}", facets=versioned(checkpoint.digest))],
+        inputs=[
+            InputDataset(
+                "glm46", f"train_phase.{checkpoint.digest[:12]}", inputFacets=None, facets=versioned(checkpoint.digest)
+            )
+        ],
         outputs=[
             OutputDataset(
                 "glm46",
