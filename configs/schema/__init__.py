@@ -33,6 +33,7 @@ from configs.schema.model import ModelRecipe, ModelSection
 from configs.schema.objectives import (
     MIN_TOKEN_CLIP,
     DpoObjective,
+    EpisodeRecipe,
     Objective,
     PolicyObjective,
     PpoObjective,
@@ -125,6 +126,7 @@ __all__ = [
     "Device",
     "Domain",
     "DpoObjective",
+    "EpisodeRecipe",
     "EvaluationRecipe",
     "EvaluationResources",
     "EvaluationSection",

@@ -7,10 +7,22 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 Domain = Literal[
-    "web", "multilingual", "code", "repository", "commit", "issue", "math", "medical", "financial", "synthetic", "chat"
+    "web",
+    "multilingual",
+    "code",
+    "repository",
+    "commit",
+    "issue",
+    "math",
+    "medical",
+    "financial",
+    "synthetic",
+    "chat",
+    "agentic",
 ]
 """Kind of text. `repository`: the files of one repository in one document; `commit`: a change as a diff with its
-message; `issue`: the thread of an issue or pull request."""
+message; `issue`: the thread of an issue or pull request; `agentic`: no text, but prompts that are answered in an
+environment."""
 PackagedEncoder = Literal["all-MiniLM-L6-v2"]
 """Text encoders that an installed package holds (tasks/data/embedding/embedding_model.py)."""
 

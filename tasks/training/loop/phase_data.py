@@ -22,6 +22,7 @@ from tasks.training.parallel.trainable import Trainable
 from tasks.training.plan.answer_batches import answers_at_once
 from tasks.training.policy.answer_rows import AnswerRows, target_log_probabilities
 from tasks.training.policy.critic import Estimates, estimate_advantages, token_values
+from tasks.training.policy.episodes import episode_metrics
 from tasks.training.policy.frozen_models import open_frozen, score_answers
 from tasks.training.policy.policy import policy_updates
 from tasks.training.policy.prompt_order import Prompt, PromptOrder
@@ -147,7 +148,8 @@ class PolicyData:
         )
         first, later = (updates.policy[0](), updates.policy[1:]) if updates.policy else ([], [])
         described = describe_groups(rollouts, self.objective.samples_per_prompt, LOGGED_GROUPS, step)
-        updates.metrics["rollout_seconds"] = seconds
+        played = [rollout.episode for rollout in rollouts if rollout.episode is not None]
+        updates.metrics.update(episode_metrics(played), rollout_seconds=seconds)
         return StepData(first, later, updates.critic, updates.metrics, described)
 
     def _log_probabilities(self, rows: AnswerRows) -> Tensor:
