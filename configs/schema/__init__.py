@@ -55,6 +55,7 @@ from configs.schema.packing import (
 from configs.schema.phases import PhaseRecipe, PhaseSection, SolutionRecipe, TrainingRecipe
 from configs.schema.prices import Prices
 from configs.schema.problems import (
+    EnvironmentName,
     PromptRecipe,
     ReasoningFamily,
     SeedVariationRecipe,
@@ -126,6 +127,7 @@ __all__ = [
     "Device",
     "Domain",
     "DpoObjective",
+    "EnvironmentName",
     "EpisodeRecipe",
     "EvaluationRecipe",
     "EvaluationResources",

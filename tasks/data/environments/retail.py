@@ -110,7 +110,8 @@ def make_task(draw: Random) -> Task:
         ),
         "look_up_order": (f"What is the status of order {number}?", {"order_id": number}, ""),
     }
-    action = draw.choice(sorted(requests))
+    possible = sorted(name for name, (_, _, needed) in requests.items() if needed == order["status"])
+    action = draw.choice(possible if possible and draw.random() < 0.5 else sorted(requests))
     request, arguments, needed = requests[action]
     calls: list[tuple[str, dict[str, str]]] = [("look_up_order", {"order_id": number})]
     said = order["status"] if needed != order["status"] else ""

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from model.architecture.transformer import Glm4Moe
 
 
+MAX_SHOWN_ANSWER_CHARS = 1000
+"""Of a prompt's expected answer in rollouts.jsonl: that of a repository holds all its files."""
+
+
 @dataclass(frozen=True)
 class Rollout:
     """One sampled answer: a row of the step."""
@@ -128,7 +132,7 @@ def describe_groups(
             "prompt_id": group[0].prompt.id,
             "kind": group[0].prompt.kind,
             "question": group[0].prompt.question,
-            "answer": group[0].prompt.answer,
+            "answer": group[0].prompt.answer[:MAX_SHOWN_ANSWER_CHARS],
             "samples": [rollout.text for rollout in group],
             "rewards": [rollout.reward.total for rollout in group],
             "parts": [asdict(rollout.reward) for rollout in group],

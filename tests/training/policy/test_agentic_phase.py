@@ -14,6 +14,7 @@ from configs.schema import PackingRecipe, TrainingRecipe
 from infra.step import Artifact, Output, step
 from model.text.chat_template import encode, render_to_train
 from model.text.tokenizer_layout import tokenizer_for_text
+from tasks.data.environments.calculator import calculate
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.shards.token_shard import append_tokens, token_dtype, write_index
 from tests.support.model_recipes import GLM46
@@ -28,7 +29,6 @@ from tests.support.training_inputs import (
     small_recipe,
 )
 from tests.training.test_objectives import GRPO, MODEL, course
-from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 
 SUMS = ("1+2", "2+4", "3+1", "4+4")
 SEQUENCE_LENGTH, NEW_TOKENS = 64, 48
@@ -48,7 +48,7 @@ def shard_tool_chats(*, tokenizer: Artifact[ToyTokenizer], output: Output) -> To
     for expression in SUMS:
         question = {"role": "user", "content": f"{expression}?"}
         call = {"name": "calculator", "arguments": {"expression": expression}}
-        result = str(eval(expression))
+        result = calculate(expression)
         solved = [
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": result},
@@ -73,7 +73,7 @@ def write_tool_prompts(*, output: Output) -> ToyPrompts:
             "kind": "calculator",
             "prompt": f"{expression}?",
             "tools": "[]",
-            "answer": json.dumps({"answer": str(eval(expression))}),
+            "answer": json.dumps({"answer": calculate(expression)}),
         }
         for number, expression in enumerate(SUMS)
     ]
