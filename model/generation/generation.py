@@ -144,9 +144,8 @@ class InProcessEngine:
                 "it off"
             )
         # Drawn on the CPU for the whole call: the same numbers on every device and whatever the batches.
-        draws_PT = torch.rand(
-            len(prompts), sampling.max_new_tokens, generator=torch.Generator().manual_seed(sampling.seed)
-        )
+        generator, first = torch.Generator().manual_seed(sampling.seed), sampling.first_index
+        draws_PT = torch.rand(first + len(prompts), sampling.max_new_tokens, generator=generator)[first:]
         return [_Continuation(draws, []) for draws in draws_PT.tolist()]
 
     @torch.inference_mode()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from model.architecture.losses import IGNORED
+from tasks.training.parallel.micro_batch import MicroBatch
 
 if TYPE_CHECKING:
     from model.architecture.transformer import Glm4Moe
@@ -29,6 +30,24 @@ class AnswerRows:
     @property
     def is_answer_BT(self) -> Tensor:
         return self.target_ids_BT != IGNORED
+
+    def select(self, numbers: Tensor | slice) -> AnswerRows:
+        """The rows with these numbers."""
+        return AnswerRows(
+            self.token_ids_BT[numbers], self.target_ids_BT[numbers], self.rollout_log_probabilities_BT[numbers]
+        )
+
+    def micro_batch(self, *, is_filler: bool, **settings: Any) -> MicroBatch:
+        """These rows as a micro-batch with further `settings` of it; a filler has no targets."""
+        targets_BT = torch.full_like(self.target_ids_BT, IGNORED) if is_filler else self.target_ids_BT
+        return MicroBatch(
+            self.token_ids_BT,
+            targets_BT,
+            torch.zeros_like(self.token_ids_BT),
+            is_segmented=False,
+            is_filler=is_filler,
+            **settings,
+        )
 
 
 def lay_out(rollouts: Sequence[Rollout], device: torch.device) -> AnswerRows:
