@@ -120,6 +120,10 @@ class PolicyObjective(Frozen):
     """Bound on the ratio of tokens with a negative advantage, above which they have no gradient (arXiv 1912.09729: 3):
     the lower clip alone lets a ratio of any size weigh. Acts from the second update on, as the clips do."""
     importance: ImportanceRecipe
+    routes: Literal["ignore", "compare", "replay"]
+    """What is done with the experts that sampling chose. compare: the metric route_difference counts those that
+    training does not choose. replay: training computes with them too (rollout routing replay, arXiv 2510.11370).
+    ignore: they are not kept, 2 bytes for each expert of each token."""
     max_refills: int = Field(ge=0)
     """How often a step asks further prompts of the same domains for its groups of equal rewards (dynamic sampling,
     arXiv 2503.14476); 0 trains on the groups that are left. Each domain's prompts last for max_epochs."""

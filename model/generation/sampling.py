@@ -26,6 +26,8 @@ class Sampling:
     seed: int = 0
     first_index: int = 0
     """Index of the call's first prompt: a call for some of the prompts draws for them as a call for all does."""
+    keeps_routes: bool = False
+    """Whether the experts of every token are returned."""
     is_speculative: bool = False
     """The MTP layer drafts a token, and the trunk checks it in the pass of the token before it: the same tokens, in
     fewer passes where drafts are right."""

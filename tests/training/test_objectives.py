@@ -37,6 +37,7 @@ GRPO = {
     "clip_high": 0.28,
     "dual_clip": 3.0,
     "importance": {"kind": "truncated", "level": "tokens", "floor": 0.0, "cap": 2.0},
+    "routes": "compare",
     "max_refills": 0,
     "updates_per_rollout": 1,
     "loss_mean": "tokens",

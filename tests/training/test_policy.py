@@ -38,6 +38,7 @@ OBJECTIVE = PolicyObjective(
     clip_high=0.28,
     dual_clip=3.0,
     importance=ImportanceRecipe(kind="truncated", level="tokens", floor=0.0, cap=2.0),
+    routes="ignore",
     max_refills=0,
     updates_per_rollout=1,
     loss_mean="tokens",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +21,7 @@ from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.sequence_parallel import own_parts
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.plan.answer_batches import answers_at_once
-from tasks.training.policy.answer_rows import AnswerRows, target_log_probabilities
+from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, target_log_probabilities
 from tasks.training.policy.critic import Estimates, estimate_advantages, token_values
 from tasks.training.policy.frozen_models import open_frozen, score_answers
 from tasks.training.policy.policy import policy_updates
@@ -131,6 +131,8 @@ class PolicyData:
         self.num_sequences, self.dtype = job.resources.micro_batch_sequences, job.recipe.dtype
         self.tokenizer = tokenizer_for_text(job.tokenizer_path)
         self.prompts = PromptOrder(Path(job.prompts_path), self.tokenizer, job.recipe)
+        self.comparison: RouteComparison | None = None
+        """Of the routes before a step's first update, while these are computed."""
         self.critic = self.reference = self.reward_model = None
         if trainable.critic is not None:
             self.critic = trainable.critic.model
@@ -143,6 +145,7 @@ class PolicyData:
         started = time.perf_counter()
         rollouts = self._sample(plan, position)
         seconds = time.perf_counter() - started
+        self.comparison = RouteComparison() if self.objective.routes != "ignore" else None
         updates = policy_updates(
             self._log_probabilities,
             rollouts,
@@ -152,6 +155,9 @@ class PolicyData:
             None if self.critic is None else self._critique,
             self.ranks,
         )
+        if self.comparison is not None:
+            updates.metrics["route_difference"] = self.comparison.share(self.ranks)
+            self.comparison = None
         first, later = (updates.policy[0](), updates.policy[1:]) if updates.policy else ([], [])
         refilled = Counter(rollout.prompt.domain for rollout in rollouts[plan.num_rows :: size])
         updates.metrics.update(rollout_seconds=seconds, refilled_groups=float(refilled.total()))
@@ -188,11 +194,12 @@ class PolicyData:
         return sample_until_informative(sample, prompts, further, self.objective.max_refills, size)
 
     def _log_probabilities(self, rows: AnswerRows) -> Tensor:
-        return self._likelihood(policy_model(self.model, self.dtype), rows)
+        return self._likelihood(policy_model(self.model, self.dtype), rows, self.comparison)
 
-    def _likelihood(self, model: Glm4Moe, rows: AnswerRows) -> Tensor:
+    def _likelihood(self, model: Glm4Moe, rows: AnswerRows, comparison: RouteComparison | None = None) -> Tensor:
+        temperature = self.objective.temperature
         return compute_rows(
-            lambda own: target_log_probabilities(model, own, self.objective.temperature, self.num_sequences),
+            lambda own: target_log_probabilities(model, own, temperature, self.num_sequences, comparison),
             rows,
             self.ranks,
         )
@@ -206,7 +213,7 @@ class PolicyData:
         assert self.critic is not None and self.reference is not None, self.objective
         critic = policy_model(self.critic, self.dtype)
         values_BT = compute_rows(lambda own: token_values(critic, own, self.num_sequences), rows, self.ranks)
-        reference_BT = self._likelihood(self.reference, rows)
+        reference_BT = self._likelihood(self.reference, replace(rows, replays=False))
         return estimate_advantages(rows, rewards_B, values_BT, trainer_BT, reference_BT, self.objective)
 
     def describe(self, plan: StepPlan, position: Position) -> list[dict[str, object]]:

@@ -8,7 +8,7 @@ off counts as ended: nothing comes after its last token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -110,7 +110,7 @@ def critic_batches(
 ) -> list[MicroBatch]:
     """This rank's micro-batches of one update of the critic, on these of the answers."""
     return [
-        rows.select(numbers).micro_batch(
+        replace(rows.select(numbers), replays=False).micro_batch(
             is_filler=is_filler,
             values=ValueTargets(estimates.returns_BT[numbers], estimates.values_BT[numbers], value_clip),
         )

@@ -128,7 +128,7 @@ def policy_updates(
     trained = [rollout for rollout, is_in in zip(rollouts, is_trained, strict=True) if is_in]
     if not trained:
         return PolicyUpdates([], [], metrics)
-    rows = lay_out(trained, device)
+    rows = lay_out(trained, device, replays=objective.routes == "replay")
     trainer_BT = log_probabilities(rows)
     ratio_BT = importance_ratios(trainer_BT, rows, objective.importance)
     metrics |= _mismatch(trainer_BT, ratio_BT, rows, objective.importance)

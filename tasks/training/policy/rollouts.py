@@ -18,6 +18,7 @@ from tasks.training.policy.rewards import Reward, refuse_broken_rewards, reward_
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from torch import Tensor
 
     from model.architecture.transformer import Glm4Moe
 
@@ -34,6 +35,8 @@ class Rollout:
     """Of the answer's tokens when they were sampled, at the temperature of the sampling."""
     text: str
     reward: Reward
+    routes_LTK: Tensor | None = None
+    """The experts of each token that was read, int16 (model/architecture/routes.py); None where they are not kept."""
 
 
 def policy_model(model: Glm4Moe, dtype: str) -> Glm4Moe:
@@ -79,6 +82,7 @@ def sample_answers(
         stop_token_ids=stop_token_ids,
         seed=sampling_seed(recipe.seed, step),
         first_index=first_group * objective.samples_per_prompt,
+        keeps_routes=objective.routes != "ignore",
     )
     generation = engine.generate(asked_ids, sampling, str(step))
     written = [
@@ -88,10 +92,11 @@ def sample_answers(
     whole = [[*prompt, *answer] for prompt, answer in zip(asked_ids, generation.token_ids, strict=True)]
     scores = None if score is None else score(whole)
     rewards = reward_answers(asked, written, list(map(len, generation.token_ids)), scores, objective)
-    columns = (asked, asked_ids, generation.token_ids, generation.sampled_log_probabilities, written, rewards)
+    routes = generation.routes or [None] * len(asked)
+    columns = (asked, asked_ids, generation.token_ids, generation.sampled_log_probabilities, written, rewards, routes)
     rollouts = [
-        Rollout(prompt, token_ids, answer_ids, log_probabilities, answer.text, reward)
-        for prompt, token_ids, answer_ids, log_probabilities, answer, reward in zip(*columns, strict=True)
+        Rollout(prompt, token_ids, answer_ids, log_probabilities, answer.text, reward, kept)
+        for prompt, token_ids, answer_ids, log_probabilities, answer, reward, kept in zip(*columns, strict=True)
     ]
     for start in range(0, len(rollouts), objective.samples_per_prompt):
         group = rollouts[start : start + objective.samples_per_prompt]
