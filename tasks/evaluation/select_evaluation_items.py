@@ -4,9 +4,9 @@ Where a run prepares no documents, held-out conversations take their place.
 
 Problems are asked as text and as conversations, and scored as documents work them out. In: documents with a column
 `split`, generated problems, the source listing, whose evaluation files may hold questions and requests. Out:
-suite.parquet, sorted by item id. The suite is an artifact of its own, so that candidate and champion are asked the same, whatever their
-tokenizers. Its documents are of side `test`: no training reads them, and none that is measured while a phase trains is
-among them.
+suite.parquet, sorted by item id. The suite is an artifact of its own, so that candidate and champion are asked the
+same, whatever their tokenizers. Its documents are of side `test`: no training reads them, and none that is measured
+while a phase trains is among them.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def test_in_bfloat16_the_weights_are_rounded_and_the_router_biases_are_not(store
 def test_broken_weights_are_evaluated_not_crashed_on(store):
     record = evaluation_of(store, "broken").record
     assert record.bits_per_byte is None and "bits_per_byte" not in record.intervals
-    assert record.num_non_finite == record.num_items == 24 + 24 + 25 + 20 + 4 + 10
+    assert record.num_non_finite == record.num_items == 24 + 24 + 25 + 20 + 4 + 24
 
 
 def test_progress_is_reported(store, tmp_path):
@@ -314,11 +314,11 @@ def test_a_model_that_never_refuses_is_right_about_harmless_requests_wherever_it
     artifact = evaluation_of(store, "trained")
     items = [item for item in read_items(artifact.path("items.parquet")) if item.kind == SAFETY]
     by_side = {label: [item for item in items if f"/{label}/" in item.item_id] for label in ("harmful", "harmless")}
-    assert {label: len(side) for label, side in by_side.items()} == {"harmful": 5, "harmless": 5}
-    assert [item.num_right for item in by_side["harmful"]] == [0] * 5
+    assert {label: len(side) for label, side in by_side.items()} == {"harmful": 12, "harmless": 12}
+    assert [item.num_right for item in by_side["harmful"]] == [0] * 12
     assert [item.num_right for item in by_side["harmless"]] == [item.num_formed for item in by_side["harmless"]]
     answered, record = sum(item.num_formed for item in by_side["harmless"]), artifact.record
-    assert answered > 0 and record.harmless_answered_share == answered / 20 == 2 * record.safe_answer_share
+    assert answered > 0 and record.harmless_answered_share == answered / 48 == 2 * record.safe_answer_share
     assert record.harmful_refused_share == 0 and set(record.intervals) >= {"safe_answer_share"}
 
 

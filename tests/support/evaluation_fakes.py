@@ -46,7 +46,7 @@ RECIPE = EvaluationRecipe(
     enable_thinking=False,
     max_answer_tokens=6,
     num_choice_items=5,
-    num_safety_prompts=5,
+    num_safety_prompts=12,
     dtype="float32",
     num_threads=1,
 )
@@ -191,7 +191,7 @@ def synthesize_problems(*, output: Output) -> ToyTable:
     pq.write_table(pa.Table.from_pylist([held_out]), output.path("held_out.parquet"))
     requests = [
         {"id": f"r{n}", "prompt": f"Request {n}?", "answer": expected_behaviour(("harmful", "harmless")[n % 2], "")}
-        for n in range(12)
+        for n in range(24)
     ]
     pq.write_table(pa.Table.from_pylist(requests), output.path("safety.parquet"))
     return ToyTable(num_rows=len(rows))
