@@ -37,6 +37,7 @@ from tasks.training.schedule.schedules import plan_step
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import describe_job, train_phase
 from tests.support.model_recipes import GLM46, with_every_expert
+from tests.support.saved_states import flip_a_bit
 from tests.support.training_inputs import (
     NUM_STEPS,
     RESOURCES,
@@ -197,11 +198,11 @@ def test_a_stopped_training_says_so_and_continues_also_before_a_corrupt_checkpoi
     ):
         inputs.train(arguments)
     newest = work_dir / "checkpoints" / (work_dir / "checkpoints" / "latest").read_text()
-    (newest / "momentum-00001.safetensors").write_bytes(b"not what was written")
+    flip_a_bit(newest / "rank-00000.bin")
     finished = inputs.train(arguments)
     assert finished.digest == artifact.digest
     assert (
-        f"{newest} is corrupt (momentum-00001.safetensors does not have its sha256): falling back to"
+        f"{newest} is corrupt (rank-00000.bin: the block at byte 0 has another digest): falling back to before it"
         in finished.path("logs/rank-0.log").read_text()
     )
 
