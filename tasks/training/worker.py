@@ -53,6 +53,7 @@ from tasks.training.state.spikes import (
     TooManySpikesError,
     extend_window,
     is_skipped,
+    num_counted_rollbacks,
     read_skipped,
     record_spike,
     skipped_by,
@@ -213,7 +214,8 @@ def roll_back(training: Training, spike: Spike) -> None:
     """Keep the evidence of a spike and go back to a checkpoint from before the steps that are left out. Raises
     TooManySpikesError."""
     training.checkpoints.finish()
-    recipe, num_rollbacks = training.job.recipe, len(training.position.skipped)
+    recipe = training.job.recipe
+    num_rollbacks = num_counted_rollbacks(recipe.spikes, training.position.skipped, spike.step)
     plan = plan_step(recipe, training.position.num_tokens)
     skipped = skipped_by(recipe.spikes, spike)
     is_rolled_back = num_rollbacks < recipe.spikes.max_rollbacks

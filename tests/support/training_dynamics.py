@@ -186,20 +186,23 @@ def spikes_and_measurements(rank: int, num_ranks: int, described: dict[str, Any]
 
 
 def thresholds(plain: TrainingJob) -> dict[str, Any]:
-    """The step with the largest loss ratio, with a bound just above and just below it."""
+    """The step whose loss is most deviations above the median, with a bound just above and just below it."""
     window = 3
     losses = [line["loss"] for line in metrics(plain)]
-    ratios = {
-        step: losses[step - 1] / float(np.median(losses[step - 1 - window : step - 1]))
-        for step in range(window + 1, len(losses) + 1)
-    }
-    step = max(ratios, key=lambda step: ratios[step])
+    distances = {}
+    for step in range(window + 1, len(losses) + 1):
+        before = np.array(losses[step - 1 - window : step - 1])
+        deviation = 1.4826 * np.median(np.abs(before - np.median(before)))
+        distances[step] = float((losses[step - 1] - np.median(before)) / deviation)
+    step = max(distances, key=lambda step: distances[step])
+    assert distances[step] > 0, "no loss rises: nothing to find"
     results = {}
     for name, factor in (("above", 1 - 1e-9), ("below", 1 + 1e-9)):
         scaled = plain.recipe.spikes.model_copy(
             update={
                 "window_steps": window,
-                "max_loss_ratio": ratios[step] * factor,
+                "max_loss_deviations": distances[step] * factor,
+                "min_loss_ratio": 1.0,
                 "max_grad_norm_ratio": 1e9,
                 "max_rollbacks": 9,
             }

@@ -230,7 +230,7 @@ def test_weights_that_are_no_numbers_stop_the_training_after_its_rollbacks_and_n
         JobFailedError,
         match=r"step 2: loss nan and gradient norm nan are not both finite; rows 4 to 7 of the phase, course position "
         r"256 tokens. The "
-        r"optimizer step was not taken, and after 1 rollbacks \(spikes.max_rollbacks 1\) training stops",
+        r"optimizer step was not taken, and after 1 rollbacks in 1000 steps \(spikes.max_rollbacks 1\) training stops",
     ) as failure:
         inputs.train(arguments)
     assert failure.value.args[0].count("\n") <= 31

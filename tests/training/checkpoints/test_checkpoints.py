@@ -13,8 +13,8 @@ from tasks.training.state import checkpoints
 from tasks.training.state.checkpoints import (
     FencedError,
     find_checkpoint,
-    finish_checkpoint,
     find_damage,
+    finish_checkpoint,
     start_checkpoint,
     write_file,
 )
