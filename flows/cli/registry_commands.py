@@ -1,4 +1,4 @@
-"""The commands of glm46 that change, describe or check registered versions: rollback, evidence, verify."""
+"""The commands of glm46 that change, describe or check registered versions: rollback, evidence, verify, forget."""
 
 from __future__ import annotations
 
@@ -87,3 +87,21 @@ def verify(
                 print(compared.model_dump_json() if as_json else compared.describe())
                 differs |= bool(compared.difference)
     raise typer.Exit(EXIT_FAILED if differs else 0)
+
+
+def forget(
+    asked: Annotated[str, typer.Argument(metavar="DOCUMENT|URL", help="an id of 16 hex digits, or a URL")],
+    scale: Annotated[str, typer.Option(metavar="SCALE|FILE.yaml", help="the scale whose block list is used")] = "tiny",
+    apply: Annotated[bool, typer.Option("--apply", help="block the documents and tag the versions")] = False,
+    store: STORE = None,
+    as_json: JSON = False,
+) -> None:
+    """Plan a take-down: where a document is, which versions were trained on it, what a rebuild costs."""
+    with usage_errors():
+        from flows.cli.evidence import forget_document
+
+        takedown = forget_document.plan(asked, store)
+        done = forget_document.apply(takedown, scale) if apply else []
+    print(takedown.model_dump_json() if as_json else takedown.describe())
+    for line in done:
+        print(line, file=sys.stderr if as_json else sys.stdout)
