@@ -19,10 +19,11 @@ Domain = Literal[
     "synthetic",
     "chat",
     "agentic",
+    "safety",
 ]
 """Kind of text. `repository`: the files of one repository in one document; `commit`: a change as a diff with its
-message; `issue`: the thread of an issue or pull request; `agentic`: no text, but prompts that are answered in an
-environment."""
+message; `issue`: the thread of an issue or pull request. Prompts only: `agentic`, answered in an environment; `safety`,
+harmful requests and harmless ones like them."""
 PackagedEncoder = Literal["all-MiniLM-L6-v2"]
 """Text encoders that an installed package holds (tasks/data/embedding/embedding_model.py)."""
 

@@ -39,6 +39,7 @@ FIRST_SEEN = {
         "tasks.parquet": "task of an environment",
         "problems.parquet": "evaluated problem",
         "held_out.parquet": "held-out problem",
+        "safety.parquet": "held-out request",
     },
     "collect_chats": {"chats/*": "conversation"},
     "sample_solutions": {"chats/*": "sampled conversation"},

@@ -21,10 +21,12 @@ from tasks.data.environments.repository import failed_tests
 from tasks.data.environments.repository_tests import name_of
 from tasks.data.prompts.constraints import constraint_problem
 from tasks.data.prompts.function_calls import ExpectedCall
-from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, TOOLS
+from tasks.data.prompts.refusals import HARMFUL, HARMLESS, expected_behaviour
+from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import asked_question, code_parts, code_question, math_parts
 
 Given = Mapping[str, Any]
+LABELS = {HARMFUL: HARMFUL, HARMLESS: HARMLESS, "unsafe": HARMFUL, "safe": HARMLESS}
 CHOOSE = "Answer with the letter of the right choice."
 
 
@@ -113,6 +115,16 @@ def _tools(record: Given) -> tuple[str, str, str]:
     calls = _accepted_calls(truth) if isinstance(truth, list) else _exact_calls(_parsed(record.get("answer")))
     question = asked_question(record) or _only_turn(record.get("question"))
     return question, json.dumps(described, ensure_ascii=False), canonical_json(calls) if calls else ""
+
+
+def _safety(record: Given) -> tuple[str, str, str]:
+    """`label`: harmful or harmless, or unsafe or safe as in XSTest; `answer`, if a harmless one has a known answer."""
+    label = LABELS.get(str(record.get("label")))
+    if label is None:
+        raise UnusablePromptError("no_label")
+    known = record.get("answer")
+    is_known = label == HARMLESS and isinstance(known, str)
+    return asked_question(record), "[]", expected_behaviour(label, known.strip() if is_known else "")
 
 
 def _exact_calls(given: object) -> list[ExpectedCall]:
@@ -218,6 +230,7 @@ READERS = {
     CHOICE: _choice,
     CONSTRAINTS: _constraints,
     TOOLS: _tools,
+    SAFETY: _safety,
     CALCULATOR: _number,
     PYTHON: _number,
     SEARCH: _search,

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import torch
+from torch import Tensor
+
 from configs.schema import EpisodeRecipe
 from model.generation.generation import Generation
 from model.text.chat_template import answer_of, encode, observation
@@ -35,6 +38,18 @@ class Turn(NamedTuple):
     text: str
 
 
+@dataclass(frozen=True)
+class EpisodeFigures:
+    """How an episode in an environment was played."""
+
+    ending: Ending
+    turns: tuple[Turn, ...]
+    num_calls: int
+    num_failed_calls: int
+    num_timeouts: int
+    num_tool_tokens: int
+
+
 @dataclass
 class Episode:
     """A row that grows: a prompt, what was written after it, and by whom."""
@@ -50,6 +65,8 @@ class Episode:
     """Of each of them when it was sampled; 0 where a tool wrote."""
     tool_spans: list[tuple[int, int]] = field(default_factory=list)
     """Where in token_ids tools wrote: from, up to."""
+    routes_LTK: Tensor | None = None
+    """The experts of each token when it was first read; None where they are not kept."""
     turns: list[Turn] = field(default_factory=list)
     ending: Ending | None = None
     """None while it is played."""
@@ -61,21 +78,20 @@ class Episode:
     def row(self) -> list[int]:
         return [*self.prompt_ids, *self.token_ids]
 
-    @property
-    def num_tool_tokens(self) -> int:
-        return sum(stop - start for start, stop in self.tool_spans)
+    def keep_routes(self, routes_LTK: Tensor) -> None:
+        """Those of a turn, which read the whole row: of the tokens that were read before, the earlier ones stay."""
+        known = self.routes_LTK
+        self.routes_LTK = routes_LTK if known is None else torch.cat((known, routes_LTK[:, known.shape[1] :]), 1)
 
     @property
-    def described(self) -> dict[str, object]:
-        """For rollouts.jsonl."""
-        return {
-            "ending": self.ending,
-            "turns": [turn._asdict() for turn in self.turns],
-            "tool_calls": self.num_calls,
-            "failed_tool_calls": self.num_failed_calls,
-            "tool_timeouts": self.num_timeouts,
-            "tool_tokens": self.num_tool_tokens,
-        }
+    def figures(self) -> EpisodeFigures | None:
+        """None without an environment. Raises AssertionError while it is played."""
+        assert self.ending is not None, self.turns
+        if self.environment is None:
+            return None
+        num_tool_tokens = sum(stop - start for start, stop in self.tool_spans)
+        counts = (self.num_calls, self.num_failed_calls, self.num_timeouts, num_tool_tokens)
+        return EpisodeFigures(self.ending, tuple(self.turns), *counts)
 
     @property
     def written(self) -> WrittenAnswer:
@@ -98,6 +114,8 @@ class EpisodePlayer:
         while running := [episode for episode in episodes if episode.ending is None]:
             given = [self._draws_of_turn(episode) for episode in running]
             generation = generate([episode.row for episode in running], given)
+            for episode, routes_LTK in zip(running, generation.routes or (), strict=False):
+                episode.keep_routes(routes_LTK)
             columns = zip(running, generation.token_ids, generation.sampled_log_probabilities, strict=True)
             asked = [(episode, self._take_turn(episode, *sampled)) for episode, *sampled in columns]
             waiting = [(episode, calls) for episode, calls in asked if calls]
@@ -168,7 +186,7 @@ class EpisodePlayer:
         episode.turns += [Turn("tool", text) for text in texts]
 
 
-def episode_metrics(played: Sequence[Episode]) -> dict[str, float]:
+def episode_metrics(played: Sequence[EpisodeFigures]) -> dict[str, float]:
     """Of the episodes that a step played in environments; none where it played none."""
     if not played:
         return {}

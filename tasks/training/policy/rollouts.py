@@ -12,12 +12,13 @@ import torch
 
 from configs.schema import PolicyObjective, TrainingRecipe
 from model.generation.generation import InProcessEngine, Sampling, sampling_draws
-from tasks.training.policy.episodes import Episode, EpisodePlayer
+from tasks.training.policy.episodes import Episode, EpisodeFigures, EpisodePlayer
 from tasks.training.policy.prompt_order import Prompt
 from tasks.training.policy.rewards import Reward, refuse_broken_rewards, reward_answers
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from torch import Tensor
 
     from model.architecture.transformer import Glm4Moe
 
@@ -39,9 +40,11 @@ class Rollout:
     """Of the answer's tokens when they were sampled, at the temperature of the sampling; 0 where a tool wrote."""
     text: str
     reward: Reward
+    routes_LTK: Tensor | None = None
+    """The experts of each token that was read, int16 (model/architecture/routes.py); None where they are not kept."""
     tool_spans: Sequence[tuple[int, int]] = ()
     """Where in answer_ids tools wrote, from and up to: read by the model, never trained."""
-    episode: Episode | None = None
+    episode: EpisodeFigures | None = None
     """How it was played; None for a prompt that is answered in one turn."""
 
     @property
@@ -72,11 +75,13 @@ def sample_answers(
     step: int,
     batch_sequences: int,
     score: Callable[[Sequence[list[int]]], list[float]] | None = None,
+    first_group: int = 0,
 ) -> list[Rollout]:
     """A group of answers per prompt, group by group, `batch_sequences` answers at once. `score` is the reward model's,
-    of prompts with their answers. Each answer has draws of its own, decided by seed, step and its index in the step.
-    The size of the batches changes at most the last bits, where decoding rounds by it (bfloat16). Prompts whose kind
-    names an environment are answered in turns.
+    of prompts with their answers; `first_group` is the number of the first prompt in its step. Each answer has draws of
+    its own, decided by seed, step and its index in the step: neither the rank that samples it nor its batch changes
+    them. The size of the batches changes at most the last bits, where decoding rounds by it (bfloat16). Prompts whose
+    kind names an environment are answered in turns.
 
     Raises RewardError for a reward that is no number, VerifierError for a verifier that failed.
     """
@@ -91,6 +96,8 @@ def sample_answers(
         objective.temperature,
         stop_token_ids=stop_token_ids,
         seed=sampling_seed(recipe.seed, step),
+        first_index=first_group * objective.samples_per_prompt,
+        keeps_routes=objective.routes != "ignore",
     )
     draws = sampling_draws(sampling, len(asked))
     episodes = [
@@ -110,14 +117,38 @@ def sample_answers(
             episode.log_probabilities,
             tokenizer.decode(episode.token_ids, skip_special_tokens=False),
             reward,
+            episode.routes_LTK,
             episode.tool_spans,
-            None if episode.environment is None else episode,
+            episode.figures,
         )
         for prompt, episode, reward in zip(asked, episodes, rewards, strict=True)
     ]
     for start in range(0, len(rollouts), objective.samples_per_prompt):
         group = rollouts[start : start + objective.samples_per_prompt]
         refuse_broken_rewards([rollout.reward.total for rollout in group], group[0].prompt.id, step)
+    return rollouts
+
+
+def sample_until_informative(
+    sample: Callable[[Sequence[Prompt], int], list[Rollout]],
+    prompts: Sequence[Prompt],
+    further: Callable[[Sequence[str]], list[Prompt]],
+    max_refills: int,
+    group_size: int,
+) -> list[Rollout]:
+    """Dynamic sampling (arXiv 2503.14476, section 3.2): the answers to the prompts, and to further prompts for groups
+    of equal rewards, in the order in which they were asked. `sample` gets prompts and the number of the first in the
+    step, `further` the domain of each group to replace; it may give fewer. At most `max_refills` times in a step."""
+    rollouts = sample(prompts, 0)
+    latest = rollouts
+    for _ in range(max_refills):
+        groups = [latest[start : start + group_size] for start in range(0, len(latest), group_size)]
+        lost = [group[0].prompt.domain for group in groups if len({rollout.reward.total for rollout in group}) == 1]
+        replacing = further(lost) if lost else []
+        if not replacing:
+            break
+        latest = sample(replacing, len(rollouts) // group_size)
+        rollouts = [*rollouts, *latest]
     return rollouts
 
 
@@ -136,7 +167,7 @@ def describe_groups(
             "samples": [rollout.text for rollout in group],
             "rewards": [rollout.reward.total for rollout in group],
             "parts": [asdict(rollout.reward) for rollout in group],
-            "episodes": [rollout.episode.described for rollout in group if rollout.episode is not None],
+            "episodes": [asdict(rollout.episode) for rollout in group if rollout.episode is not None],
         }
         for group in groups
         if group

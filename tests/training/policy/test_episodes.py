@@ -188,7 +188,7 @@ def test_metrics_count_turns_calls_and_endings(tokenizer):
         "b": [f"{call('1/0')}<|observation|>", "\n57<|observation|>"],
     }
     episodes = play(tokenizer, scripts, [calculator(), calculator()])
-    figures = episode_metrics(episodes)
+    figures = episode_metrics([episode.figures for episode in episodes])
     spans = [stop - start for episode in episodes for start, stop in episode.tool_spans]
     expected = {"episode_turns": 2.0, "tool_calls": 1.0, "tool_success": 0.5, "tool_timeouts": 0.0}
     expected |= {"format_error_share": 0.5, "cut_off_share": 0.0, "too_many_turns_share": 0.0}
@@ -235,8 +235,8 @@ def rollouts_of(episodes: list[Episode], rewards: list[float]) -> list[Rollout]:
             episode.log_probabilities,
             "",
             reward_of(reward),
-            episode.tool_spans,
-            episode,
+            tool_spans=episode.tool_spans,
+            episode=episode.figures,
         )
         for number, (episode, reward) in enumerate(zip(episodes, rewards, strict=True))
     ]
