@@ -15,6 +15,7 @@ import gc
 import os
 import sys
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +158,7 @@ def step_once(training: Training, plan: StepPlan, step: int) -> tuple[StepData, 
     """Read a step's data and take it, or pass it over where there is nothing to learn."""
     recipe = training.job.recipe
     waited_from = time.perf_counter()
-    data = training.data.read(plan, step)
+    data = training.data.read(plan, training.position)
     if training.record is not None:
         training.record.waited(time.perf_counter() - waited_from)
     if not data.micro_batches:
@@ -228,7 +229,7 @@ def roll_back(training: Training, spike: Spike) -> None:
             "first_row": plan.first_row,
             "last_row": plan.first_row + plan.num_rows - 1,
             "course_tokens": plan.start_tokens,
-            "pieces": training.data.describe(plan),
+            "pieces": training.data.describe(plan, training.position),
         }
         record_spike(training.work_dir, spike, skipped, is_rolled_back, evidence)
         if is_rolled_back:
@@ -263,6 +264,7 @@ def _advance(
             mean_rewards=(*policy.mean_rewards, data.metrics["reward_mean"]),
             num_constant_steps=0 if data.metrics["informative_groups"] else policy.num_constant_steps + 1,
             num_critic_updates=policy.num_critic_updates + len(data.critic_updates),
+            num_refilled=dict(Counter(policy.num_refilled) + Counter(data.refilled)),
         )
     recent = (
         extend_window(recipe.spikes, position.recent, result.total_loss, result.grad_norm)

@@ -34,6 +34,7 @@ from model.formats.hf_checkpoint import load_model
 from tasks.training.input_rules import refuse_foreign_inputs
 from tasks.training.loop.phase_data import open_phase_data
 from tasks.training.schedule.schedules import plan_step
+from tasks.training.state.position import Position
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import describe_job, train_phase
 from tests.support.model_recipes import GLM46, with_every_expert
@@ -360,7 +361,7 @@ def test_packed_rows_that_are_longer_or_hold_foreign_tokens_are_refused(inputs):
     narrow = job.recipe.model_copy(update={"model": GLM46.model_copy(update={"vocab_size": 40})})
     data = open_phase_data(job.model_copy(update={"recipe": narrow}), NotTrained())
     with pytest.raises(ValueError, match=r"the shards hold token id \d+, the model has 40 rows"):
-        data.read(plan_step(narrow, 5 * 64), 6)
+        data.read(plan_step(narrow, 5 * 64), Position.model_construct(step=5))
     data.close()
 
 
