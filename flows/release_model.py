@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from prefect import flow
 
 from flows.assess_checkpoint import evaluate
-from flows.quantize_model import quantize_model, write_gguf_files
+from flows.quantize_model import calibration_texts, quantize_model, releases_on_nodes, write_gguf_files
+from flows.running.branches import Branches
 from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
 from infra.registry.experiment_tracking import connect
@@ -53,10 +54,12 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     recipe, job = run.scale.release.recipe, run.scale.release.resources
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
-    formats = convert_and_quantize(run, prepared, checkpoint)
-    reference = run_step(
-        run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=job, job=job
-    )
+    with Branches(run, are_side_by_side=releases_on_nodes(run)) as branches:
+        converted = branches.begin("formats", lambda: convert_and_quantize(run, prepared, checkpoint))
+        reference = run_step(
+            run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=job, job=job
+        )
+    formats = converted.result()
 
     rivals = run_effect(
         run,
@@ -112,18 +115,26 @@ class ReleasedFormats:
 def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]) -> ReleasedFormats:
     """Write GGUF files and quantized checkpoints, evaluate each, and judge what the conversion costs."""
     recipe, job = run.scale.release.recipe, run.scale.release.resources
-    gguf = write_gguf_files(run, prepared, checkpoint)
-    evaluation = run_step(
-        run,
-        evaluate_gguf,
-        gguf=gguf,
-        checkpoint=checkpoint,
-        suite=prepared.suite,
-        recipe=recipe,
-        resources=run.scale.serving.resources,
-        job=job,
-    )
-    quantized = quantize_model(run, prepared, checkpoint)
+    texts = calibration_texts(run, prepared)
+
+    def convert() -> tuple[Artifact[GgufFiles], Artifact[GgufEvaluation]]:
+        gguf = write_gguf_files(run, checkpoint, texts)
+        evaluation = run_step(
+            run,
+            evaluate_gguf,
+            gguf=gguf,
+            checkpoint=checkpoint,
+            suite=prepared.suite,
+            recipe=recipe,
+            resources=run.scale.serving.resources,
+            job=job,
+        )
+        return gguf, evaluation
+
+    with Branches(run, are_side_by_side=releases_on_nodes(run)) as branches:
+        converted = branches.begin("GGUF", convert)
+        quantized = quantize_model(run, prepared, checkpoint, texts)
+    gguf, evaluation = converted.result()
     decision = run_step(
         run,
         decide_quantization,
