@@ -28,7 +28,6 @@ class Branches:
         self._run, self._are_side_by_side = run, are_side_by_side
         self._begun: dict[str, Future[object]] = {}
         self._errors: list[BaseException] = []
-        self._one_at_a_time = threading.Lock()
 
     def begin(self, name: str, branch: Callable[[], T]) -> Future[T]:
         """The future of a branch; without a second machine it has ended when this returns, or its error is raised."""
@@ -46,22 +45,15 @@ class Branches:
         try:
             result = branch()
         except BaseException as error:
-            self._say_once(name, error)
+            self._errors.append(error)
+            self._say_failure(f"{name} failed: ", error)
             future.set_exception(error)
         else:
             future.set_result(result)
 
-    def _say_once(self, name: str, error: BaseException) -> None:
-        """A branch that waited for one that failed has the same error."""
-        with self._one_at_a_time:
-            if any(error is other for other in self._errors):
-                return
-            self._errors.append(error)
-        others = [other for other, future in self._begun.items() if other != name and not future.done()]
-        if others:
-            first_line = (str(error).splitlines() or [type(error).__name__])[0]
-            failed = f"{name} failed ({first_line})" if name else first_line
-            self._run.log.say(f"{failed}; waiting for {' and '.join(others)}, whose results the next run finds")
+    def _say_failure(self, what: str, error: BaseException) -> None:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        self._run.log.say_failure(f"{what}{first_line}. What runs beside it goes on; the next run finds it", error)
 
     def __enter__(self) -> Branches:
         return self
@@ -69,8 +61,8 @@ class Branches:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception):
-            self._say_once("", error)
+        if isinstance(error, Exception) and not all(future.done() for future in self._begun.values()):
+            self._say_failure("", error)
         if error is None or isinstance(error, Exception):
             wait(self._begun.values())
         if error is None and self._errors:

@@ -57,6 +57,7 @@ class StageLog:
     _shown_at: float = 0.0
     _shown: dict[str, _RunningStage] = field(default_factory=dict)
     """The stages that run, in the order in which they began."""
+    _failures: list[BaseException] = field(default_factory=list)
     _one_at_a_time: threading.RLock = field(default_factory=threading.RLock)
 
     def say(self, message: str) -> None:
@@ -65,6 +66,14 @@ class StageLog:
             self._clear()
             self.console.print(message, markup=False)
         self.forward(message)
+
+    def say_failure(self, message: str, error: BaseException) -> None:
+        """Print that a branch failed, once: what waits for the branch fails with the same error."""
+        with self._one_at_a_time:
+            if any(error is other for other in self._failures):
+                return
+            self._failures.append(error)
+        self.say(message)
 
     @contextmanager
     def running(self, stage: str) -> Iterator[None]:

@@ -131,7 +131,7 @@ def test_a_branch_that_fails_is_named_at_once_and_the_others_run_to_their_end(ru
         while not run.lines:
             pass
         failed.set()
-    assert run.lines[0].startswith("failing failed (no documents); waiting for slow")
+    assert run.lines[0] == "failing failed: no documents. What runs beside it goes on; the next run finds it"
     assert finished == ["slow"] and len(run.lines) == 1, "who waited for it says nothing of its own"
     assert waiting.exception() is failing.exception()
 
