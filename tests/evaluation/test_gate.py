@@ -553,6 +553,8 @@ def decide_files(store):
             smoke_prompt_tokens=1,
             smoke_new_tokens=1,
             smoke_min_margin=0.01,
+            parity_prompts=2,
+            max_parity_log_probability=0.001,
             max_quantization_bits_per_byte=0.02,
             max_4_bit_bits_per_byte=0.5,
             quantized_formats=(),
