@@ -12,7 +12,6 @@ at its best, in between, and the mismatch.
 
 from __future__ import annotations
 
-import copy
 import statistics
 from collections import deque
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 
 from configs.load import load_scale
 from configs.schema import ImportanceRecipe, ModelRecipe, PolicyObjective
+from model.architecture.losses import IGNORED
 from model.architecture.transformer import Glm4Moe
 from model.generation.generation import InProcessEngine, Sampling
 from model.optimizer.optimizer import build_optimizer, set_learning_rate
@@ -58,16 +58,17 @@ RECIPE = ModelRecipe(
     tie_word_embeddings=False,
     num_nextn_predict_layers=0,
 )
-NUM_DIGITS, FIRST, ANSWER_TOKENS = 10, 10, 8
+NUM_DIGITS, FIRST, ANSWER_TOKENS = 10, 10, 4
 """Tokens 0 to 9 are digits; FIRST opens a prompt."""
 NUM_PROMPTS, GROUP_SIZE = 10, 8
-RATE = 5e-3
+WARM_STEPS, WARM_RATE, RATE = 15, 5e-3, 5e-3
 STALE_STEPS = 8
-MEASURED_SHARE = 0.1
-"""Of the last steps, over which the reward at the end is the mean."""
+MEASURED_EVERY = 10
+"""Steps between measurements of what the trained weights themselves answer."""
 NONE = ImportanceRecipe(kind="truncated", level="tokens", floor=1.0, cap=1.0)
 TRUNCATED = ImportanceRecipe(kind="truncated", level="tokens", floor=0.0, cap=2.0)
 MASKED = ImportanceRecipe(kind="masked", level="tokens", floor=0.5, cap=2.0)
+WHOLE = ImportanceRecipe(kind="masked", level="answers", floor=0.5, cap=2.0)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ ARMS = {
     "stale": Arm(NONE, num_steps_old=STALE_STEPS),
     "stale, TIS": Arm(TRUNCATED, num_steps_old=STALE_STEPS),
     "stale, MIS": Arm(MASKED, num_steps_old=STALE_STEPS),
+    "stale, MIS of answers": Arm(WHOLE, num_steps_old=STALE_STEPS),
 }
 
 
@@ -134,18 +136,37 @@ def objective_of(arm: Arm) -> PolicyObjective:
     return phase.recipe.objective.model_copy(update=changes | {"routes": "replay" if arm.replays else "compare"})
 
 
-def train(arm: Arm, seed: int, num_steps: int) -> dict[str, float]:
-    """Train from random weights: the reward of answers that the trained weights themselves sample, and the mismatch."""
+def warmed_up(seed: int) -> Glm4Moe:
+    """A model that has seen right answers for some steps: what reinforcement learning begins with."""
     torch.manual_seed(seed)
-    model, objective = Glm4Moe(RECIPE), objective_of(arm)
+    model = Glm4Moe(RECIPE)
+    digits = torch.arange(NUM_DIGITS)
+    answers = (digits[:, None] + torch.arange(1, ANSWER_TOKENS + 1)) % NUM_DIGITS
+    rows = torch.cat([torch.full((NUM_DIGITS, 1), FIRST), digits[:, None], answers], 1)
+    targets = rows[:, 1:].clone()
+    targets[:, 0] = IGNORED
+    optimizer = torch.optim.AdamW(model.parameters(), WARM_RATE, weight_decay=0.0)
+    for _ in range(WARM_STEPS):
+        optimizer.zero_grad()
+        losses = model(rows[:, :-1], target_ids_BT=targets).losses
+        assert losses is not None
+        losses.lm.backward()
+        optimizer.step()
+    return model
+
+
+def train(arm: Arm, seed: int, num_steps: int) -> dict[str, float]:
+    """Train by GRPO: the reward of answers that the trained weights themselves sample, and the mismatch."""
+    model, sampler, objective = warmed_up(seed), Glm4Moe(RECIPE), objective_of(arm)
     recipe = load_scale("tiny").phases[0].recipe.optimizer.model_copy(update={"kind": "adamw", "weight_decay": 0.0})
     optimizer = build_optimizer(model, recipe)
     set_learning_rate(optimizer, RATE)
-    earlier = deque([copy.deepcopy(model)], maxlen=arm.num_steps_old + 1)
-    rewards, differences, distances = [], [], []
+    earlier = deque([_weights(model)], maxlen=arm.num_steps_old + 1)
+    rewards, differences, distances = [mean_reward(model, seed, 0)], [], []
     for step in range(1, num_steps + 1):
-        sampler = rounded_to_int8(copy.deepcopy(earlier[0])) if arm.is_rounded else earlier[0]
-        rollouts, comparison = sample(sampler, seed, step), RouteComparison()
+        sampler.load_state_dict(earlier[0])
+        rollouts = sample(rounded_to_int8(sampler) if arm.is_rounded else sampler, seed, step)
+        comparison = RouteComparison()
 
         def likelihood(rows: AnswerRows, comparison: RouteComparison = comparison) -> torch.Tensor:
             return target_log_probabilities(model, rows, 1.0, len(rows.token_ids_BT), comparison)
@@ -158,15 +179,24 @@ def train(arm: Arm, seed: int, num_steps: int) -> dict[str, float]:
                 assert losses is not None
                 losses.lm.backward()
             optimizer.step()
-        earlier.append(copy.deepcopy(model))
-        own = sample(model, seed + 1, step)
-        rewards.append(statistics.fmean(rollout.reward.total for rollout in own))
+        earlier.append(_weights(model))
         distances.append(updates.metrics["rollout_kl"])
         differences.append(comparison.share(ALONE))
-    num_last = max(1, round(MEASURED_SHARE * num_steps))
+        if step % MEASURED_EVERY == 0 or step == num_steps:
+            rewards.append(mean_reward(model, seed, step))
     return {
-        "reward": statistics.fmean(rewards[-num_last:]),
-        "best": max(statistics.fmean(rewards[at : at + num_last]) for at in range(num_steps - num_last + 1)),
-        "rollout_kl": statistics.fmean(distances[-num_last:]),
-        "route_difference": statistics.fmean(differences[-num_last:]),
+        "start": rewards[0],
+        "reward": rewards[-1],
+        "best": max(rewards),
+        "rollout_kl": statistics.fmean(distances),
+        "route_difference": statistics.fmean(differences),
     }
+
+
+def mean_reward(model: Glm4Moe, seed: int, step: int) -> float:
+    """Of answers to every prompt by the model itself."""
+    return statistics.fmean(rollout.reward.total for rollout in sample(model, seed + 1_000, step))
+
+
+def _weights(model: Glm4Moe) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
