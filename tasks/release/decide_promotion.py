@@ -1,5 +1,5 @@
-"""Accept or refuse a release for the alias `champion`: both gates must have accepted it, the served model must be the
-trained one, and nobody may have rolled the version back."""
+"""Accept or refuse a release for the alias `champion`: both gates must have accepted it, every engine must compute the
+trained model, the served one must be it, and nobody may have rolled the version back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from infra.step import Artifact, Output, Record, digest_of, step
 
 if TYPE_CHECKING:
     from tasks.evaluation.decide_gate import GateDecision
+    from tasks.release.check_parity import ParityReport
     from tasks.release.smoke_test import SmokeReport
 
 
@@ -35,6 +36,8 @@ class PromotionDecision(Record):
     """Digest of the decision against champion and anchors."""
     quantization_digest: str
     """Digest of the decision on the quantized files."""
+    parity_digest: str
+    """Digest of the comparison of engines."""
     smoke_digest: str
     """Digest of the smoke test's report."""
 
@@ -44,6 +47,7 @@ def decide_promotion(
     *,
     comparison: Artifact[GateDecision],
     quantization: Artifact[GateDecision],
+    parity: Artifact[ParityReport],
     smoke: SmokeReport,
     withdrawal: Withdrawal,
     output: Output,
@@ -52,16 +56,19 @@ def decide_promotion(
     refusals = (
         *comparison.record.refusals,
         *quantization.record.refusals,
+        *parity.record.refusals,
         *(f"smoke test: {reason}" for reason in smoke.reasons),
         *([withdrawal.reason] if withdrawal.reason else []),
     )
-    accepted = comparison.record.accepted and quantization.record.accepted and smoke.passed and not withdrawal.reason
+    gates = (comparison.record, quantization.record, parity.record)
+    accepted = all(gate.accepted for gate in gates) and smoke.passed and not withdrawal.reason
     assert accepted is not bool(refusals), (accepted, refusals)
     decision = PromotionDecision(
         accepted=accepted,
         refusals=refusals,
         comparison_digest=comparison.digest,
         quantization_digest=quantization.digest,
+        parity_digest=parity.digest,
         smoke_digest=smoke.digest,
     )
     output.path("decision.json").write_text(
