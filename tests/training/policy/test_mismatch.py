@@ -1,5 +1,5 @@
-"""How far sampling and training are apart in float32, in process: by the compiled pass and by torch's, in batches of any
-size, with drafts and a cache. docs/post-training.md has the figures ("Zero mismatch")."""
+"""How far sampling and training are apart in float32, in process: by the compiled pass and by torch's, in batches of
+any size, with drafts and a cache. docs/post-training.md has the figures ("Zero mismatch")."""
 
 from __future__ import annotations
 
