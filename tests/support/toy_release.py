@@ -30,6 +30,7 @@ PAGES = (
 """Two pieces of one page, one other page, and a copy of it that is dropped."""
 DOCUMENTS = tuple(
     {"id": document_id(page["source"], page["offset"], page["piece"]), **page, "text": f"Text {n}.", "num_bytes": 7}
+    | {"language": "en", "domain": "web"}
     for n, page in enumerate(PAGES)
 )
 KEPT = DOCUMENTS[:3]
@@ -86,7 +87,8 @@ def deduplicate_documents(*, documents, output: Output) -> Toy:
 
 @step(content=("documents/*",))
 def filter_documents(*, documents, output: Output) -> Toy:
-    _write(output, "documents/part-0.parquet", KEPT, ("id", "source", "offset", "piece", "url", "text", "num_bytes"))
+    columns = ("id", "source", "offset", "piece", "url", "text", "num_bytes", "language", "domain")
+    _write(output, "documents/part-0.parquet", KEPT, columns)
     return Toy(name="filtered")
 
 
