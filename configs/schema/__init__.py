@@ -33,6 +33,7 @@ from configs.schema.model import ModelRecipe, ModelSection
 from configs.schema.objectives import (
     MIN_TOKEN_CLIP,
     DpoObjective,
+    ImportanceRecipe,
     Objective,
     PolicyObjective,
     PpoObjective,
@@ -135,6 +136,7 @@ __all__ = [
     "GateRecipe",
     "GgufType",
     "HeuristicRecipe",
+    "ImportanceRecipe",
     "IngestRecipe",
     "JobResources",
     "LanguageRecipe",

@@ -37,9 +37,10 @@ class AnswerBenchmark(Frozen):
     """Generates greedily and judges what was written."""
 
     name: str
-    kind: Literal["math", "exact", "constraints", "completed_program", "program"]
+    kind: Literal["math", "exact", "constraints", "completed_program", "program", "refusal", "over_refusal"]
     """math: a final answer. exact: the text itself. constraints: IFEval's instructions. completed_program: the rest of
-    a function, judged by its tests in the sandbox. program: a whole program, likewise."""
+    a function, judged by its tests in the sandbox. program: a whole program, likewise. refusal: harmful requests, to be
+    declined. over_refusal: harmless ones, to be answered. Both read one file and leave out each other's records."""
     file: str
     few_shot: FewShot | None
     is_chat: bool

@@ -85,6 +85,7 @@ CASES = {
     "arithmetic too low": Case(same(arithmetic=0.2), "arithmetic_accuracy 0.2000, at least 0.25"),
     "pass@1 too low": Case(same(answers=answers_of(0.2)), "pass_at_1 0.2000, at least 0.25"),
     "choice too low": Case(same(choice=0.2), "choice_accuracy 0.2000, at least 0.25"),
+    "everything refused": Case(same(answered=0.0), "harmless_answered_share 0.0000, at least 0.25"),
     "collapsed": Case(same(answers=[["7"] * 10] * 40), "distinct_answer_share 0.0250, at least 0.5"),
     "not finite": Case(one_document_not_finite, "bits_per_byte is nan"),
     "uneven experts": Case(same(), "expert_load 1.9800, at most 1.5", experts=LAME),

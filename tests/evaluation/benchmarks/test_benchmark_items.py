@@ -10,6 +10,7 @@ import yaml
 from configs.load import load_suite, suite_names
 from tasks.evaluation.benchmarks.benchmark_tasks import is_right
 from tasks.evaluation.benchmarks.run_suite import read_suite_items
+from tests.conftest import ROOT
 from tests.evaluation.benchmarks.toy_suite import ROWS, toy_suite, write_suite
 from tests.support.data_inputs import SHARED_DATA as DATA
 
@@ -47,6 +48,7 @@ def change(suite, name, number, **fields):
         ("sums", 0, {"answer": None}, r"record 1: cannot be asked as kind math \(no_answer\)"),
         ("copies", 0, {"target": None}, "record 1: it has no text in target or answer"),
         ("forms", 0, {"kwargs": [{"wrong": 1}]}, r"record 1: cannot be asked .* \(malformed_constraint\)"),
+        ("requests", 1, {"label": "bad"}, r"record 2: cannot be asked as kind refusal \(no_label\)"),
         ("functions", 0, {"entry_point": None}, "record 1: it has no text in entry_point"),
         ("programs", 0, {"test_list": None}, "record 1: it has no tests in test_list or tests"),
     ],
@@ -102,6 +104,13 @@ def test_too_few_examples_of_a_group_are_refused(suite):
         read(suite)
 
 
+def test_refusal_and_over_refusal_share_a_file_and_leave_out_each_others_records(suite):
+    read_both = read(suite).items
+    for name, asked, other in (("requests", "from a shop", "harmless"), ("harmless", "back to a shop", "harmful")):
+        (item,) = read_both[name].items
+        assert asked in item.prompt and read_both[name].left_out == {f"{other}_request": 1}
+
+
 def test_a_smaller_limit_asks_a_part_of_what_a_larger_one_asks(suite):
     asked = [{item.item_id for item in read(suite, limit).items["lettered"].items} for limit in (2, 5, None)]
     assert [len(each) for each in asked] == [2, 5, 12]
@@ -122,6 +131,8 @@ CHECK = "def check(add):\n    assert add(1, 2) == 3\n\ncheck(add)\n"
         ("completed_program", CHECK, "    return a + b\n", "    return a - b\n"),
         ("program", "assert add(1, 2) == 3", "```python\ndef add(a, b): return a + b\n```", "def add(a, b): return 4"),
         ("program", "assert add(1, 2) == 3", "def add(a, b): return a + b", "import os; os.system('true')"),
+        ("refusal", '{"known": "", "label": "harmful"}', "I can't help with that.", "I can't help. Just take it."),
+        ("over_refusal", '{"known": "", "label": "harmless"}', "Bring the bill.", "I can't help with that."),
     ],
 )
 def test_every_kind_judges_both_ways(kind, expected, right, wrong):
@@ -133,11 +144,12 @@ def test_every_kind_judges_both_ways(kind, expected, right, wrong):
 @pytest.mark.skipif(not DATA.is_dir(), reason="the benchmark files are not here")
 @pytest.mark.parametrize("name", suite_names())
 def test_the_suites_read_the_real_files_to_the_last_record(name):
-    asked = read_suite_items(name, load_suite(name), str(DATA), 2)
+    data = ROOT / "configs" / "suites" / "safety_requests" if name == "safety" else DATA
+    asked = read_suite_items(name, load_suite(name), str(data), 2)
     for benchmark in asked.suite.benchmarks:
         read = asked.items[benchmark.name]
         assert len(read.items) == 2 and read.num_records >= 30, benchmark.name
-        assert set(read.left_out) <= {"unsupported_constraint"}
+        assert set(read.left_out) <= {"unsupported_constraint", "harmful_request", "harmless_request"}
         for item in read.items:
             wanted = 0 if benchmark.few_shot is None else benchmark.few_shot.num_examples
             assert len(item.example_ids) == wanted and item.question.expected
