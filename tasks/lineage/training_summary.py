@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
 from tasks.data.filtering.blocked_documents import BLOCKED
+from tasks.data.records.documents import REPOSITORY
 from tasks.lineage.dataset_description import shard_texts, text_parts
 from tasks.lineage.trace_model import MEMBER, SOURCES_FILE, ModelLineage, SourceUse
 
@@ -88,12 +89,14 @@ def training_summary(graph: ManifestGraph, lineage: ModelLineage) -> str:
 
 
 def _by_kind(graph: ManifestGraph, lineage: ModelLineage) -> dict[str, list[SourceUse]]:
-    """Sources with trained documents: archives of crawls, what a step made, and all others."""
+    """Sources with trained documents: archives of crawls, what a step made, and all others. Whole repositories are
+    given files, joined."""
     formats = _formats(graph)
     groups: dict[str, list[SourceUse]] = {CRAWLED: [], SYNTHETIC: [], GIVEN: []}
     for source in lineage.sources:
         form = formats.get(source.name) or formats.get(source.name.partition(MEMBER)[0])
-        groups[SYNTHETIC if form is None else CRAWLED if form in CRAWLED_FORMATS else GIVEN].append(source)
+        is_made = form is None and not source.name.startswith(f"{REPOSITORY}/")
+        groups[SYNTHETIC if is_made else CRAWLED if form in CRAWLED_FORMATS else GIVEN].append(source)
     return groups
 
 

@@ -43,6 +43,7 @@ class Toy(Record):
     arithmetic_accuracy: float = 0.5
     pass_at_1: float = 0.75
     choice_accuracy: float | None = None
+    safe_answer_share: float | None = None
     dropped: dict[str, int] = Field(default_factory=dict)
 
 
@@ -172,7 +173,7 @@ class ToyRelease:
     artifacts: dict[str, Artifact]
 
 
-def make_release(store: Store) -> ToyRelease:
+def make_release(store: Store, num_tokens: int = 12) -> ToyRelease:
     """Run the toy steps into a store, or find them there."""
     ingested = commit(store, ingest_documents)
     extracted = commit(store, extract_documents, records=ingested)
@@ -182,7 +183,7 @@ def make_release(store: Store) -> ToyRelease:
     shards = commit(store, shard_documents, documents=filtered, tokenizer=tokenizer)
     packed = commit(store, pack_phase, shards=shards)
     given = {"packed": packed, "shards": shards, "tokenizer": tokenizer, "start": None}
-    checkpoint = commit(store, train_phase, recipe=Trained(), **given)
+    checkpoint = commit(store, train_phase, recipe=Trained(num_tokens=num_tokens), **given)
     gguf = commit(store, convert_to_gguf, checkpoint=checkpoint)
     decision = commit(store, decide_gate, evaluation=commit(store, evaluate_checkpoint, checkpoint=checkpoint))
     promotion = commit(store, decide_promotion, comparison=decision)
