@@ -10,7 +10,7 @@ from infra.storage.open_store import open_store
 from tasks.lineage.provenance import release_graph
 from tasks.lineage.trace_model import trace_model
 from tasks.lineage.training_summary import GAP, training_summary
-from tests.support.toy_release import make_release
+from tests.lineage.toy_release import make_release
 
 SECTIONS = ("1. ", "2. ", "2.1 ", "2.3 ", "2.5 ", "3. ")
 

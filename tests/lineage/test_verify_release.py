@@ -27,7 +27,7 @@ from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
 from tasks.lineage.compare_builds import compare_builds
 from tasks.lineage.verify_release import ENVELOPE_FILE, PROVENANCE_FILE, read_statement, verify_release
-from tests.support.toy_release import make_release
+from tests.lineage.toy_release import make_release
 
 NUM_CHANGES = 100
 
