@@ -299,12 +299,12 @@ def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, t
     ("recipe", "resources", "message"),
     [
         (
-            {"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["attention"]}},
+            {"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["attention"]}},
             {},
             "adapter.kind lora cannot train grpo, .* set adapter.kind to none",
         ),
         (
-            {"adapter": {"kind": "qlora", "rank": 4, "alpha": 8.0, "targets": ["attention"]}},
+            {"adapter": {"kind": "qlora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["attention"]}},
             {},
             "adapter.kind qlora computes with frozen weights of 4 bits, .*: set adapter.kind to lora",
         ),
