@@ -1,4 +1,4 @@
-"""Repository repair: the record becomes a prompt only where its own patch is right, and the hidden tests judge edits."""
+"""Repository repair: a record becomes a prompt only where its own patch is right, and hidden tests judge the edits."""
 
 from __future__ import annotations
 
