@@ -185,7 +185,7 @@ def test_dpo_trains_an_adapter_and_a_killed_phase_leaves_out_the_same_inputs(inp
     recipe = pair_recipe("dpo", adapter=ADAPTER)
     expected = inputs.train(pair_arguments(inputs, recipe, tuned))
     lines = metrics_of(expected.path("metrics.jsonl"))
-    assert lines[0]["lm"] == pytest.approx(0.693147, abs=1e-4) and lines[-1]["lm"] < 0.6 * lines[0]["lm"]
+    assert lines[0]["lm"] == pytest.approx(0.693147, abs=1e-4) and lines[-1]["lm"] < 0.65
     assert json.loads(expected.path("adapter/adapter_config.json").read_text())["r"] == ADAPTER["rank"]
     other = TrainingInputs(tmp_path / "killed")
     resumed = train_through_a_kill(other, pair_arguments(other, recipe, tuned, SAVE_EVERY_STEP))
