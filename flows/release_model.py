@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prefect import flow
 
 from flows.assess_checkpoint import evaluate
+from flows.assess_suite import judge_suite
 from flows.quantize_model import quantize_model, write_gguf_files
 from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
@@ -19,6 +20,7 @@ from infra.registry.model_registry import (
     PROMOTION_DECISION_TAG,
     PROMOTION_TAG,
     QUANTIZED_TAG,
+    SUITE_TAG,
     RegisteredVersion,
     ensure_alias,
     ensure_registered,
@@ -67,6 +69,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     if not rivals.is_champion(checkpoint):
         run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
     decision = judge_against_rivals(run, prepared, assessed, rivals)
+    suite = judge_suite(run, checkpoint, rivals)
     smoke = run_effect(
         run, "deploy and smoke-test", lambda: deploy_and_test(run, formats.gguf, reference), describe=_describe_smoke
     )
@@ -75,6 +78,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         decide_promotion,
         stage="gate promotion",
         comparison=decision,
+        benchmarks=None if suite is None else suite.decision,
         quantization=formats.decision,
         smoke=smoke,
         withdrawal=find_withdrawal(client, name, checkpoint),
@@ -85,6 +89,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         PROMOTION_DECISION_TAG: promotion.key,
         GGUF_TAG: formats.gguf.key,
         **{f"{QUANTIZED_TAG}{name}": model.checkpoint.key for name, model in formats.quantized.items()},
+        **({} if suite is None else {SUITE_TAG: suite.decision.key}),
         "glm46.smoke_test": "passed" if smoke.passed else "failed",
     }
     version, _ = run_effect(
@@ -95,7 +100,15 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     )
     anchored = () if rivals.is_champion(checkpoint) else decision.record.anchored
     return ReleasedModel(
-        version, rivals, anchored, formats.gguf_evaluation, formats.quantized, formats.decision, decision, promotion
+        version,
+        rivals,
+        anchored,
+        formats.gguf_evaluation,
+        formats.quantized,
+        formats.decision,
+        decision,
+        promotion,
+        suite,
     )
 
 

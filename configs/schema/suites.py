@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
 
+MIN_RETRIEVAL_CHARS = 80
+"""Characters of a document that one sentence with a code needs."""
+
 
 class FewShot(Frozen):
     """Answered examples before every question."""
@@ -32,14 +35,21 @@ class LikelihoodBenchmark(Frozen):
     few_shot: FewShot | None
     """null asks without examples."""
 
+    @property
+    def file_names(self) -> set[str]:
+        """Files that its items and examples come from."""
+        return {self.file} | ({self.few_shot.file} if self.few_shot is not None else set())
+
 
 class AnswerBenchmark(Frozen):
     """Generates greedily and judges what was written."""
 
     name: str
-    kind: Literal["math", "exact", "constraints", "completed_program", "program"]
+    kind: Literal["math", "exact", "constraints", "completed_program", "program", "tools", "patch"]
     """math: a final answer. exact: the text itself. constraints: IFEval's instructions. completed_program: the rest of
-    a function, judged by its tests in the sandbox. program: a whole program, likewise."""
+    a function, judged by its tests in the sandbox. program: a whole program, likewise. tools: the calls of given
+    functions, or none, in a chat that shows the functions. patch: a diff that resolves an issue of SWE-bench, judged
+    by the tests in the sandbox where the record holds the source, else only written as a prediction."""
     file: str
     few_shot: FewShot | None
     is_chat: bool
@@ -52,10 +62,59 @@ class AnswerBenchmark(Frozen):
     def _chats_have_no_examples(self) -> AnswerBenchmark:
         if self.is_chat and self.few_shot is not None:
             raise ValueError(f"benchmark {self.name}: few_shot must be null where is_chat is true")
+        if self.kind == "tools" and not self.is_chat:
+            raise ValueError(f"benchmark {self.name}: is_chat must be true for kind tools: a template shows them")
         return self
 
+    @property
+    def file_names(self) -> set[str]:
+        """Files that its items and examples come from."""
+        return {self.file} | ({self.few_shot.file} if self.few_shot is not None else set())
 
-Benchmark = Annotated[LikelihoodBenchmark | AnswerBenchmark, Field(discriminator="kind")]
+
+class RetrievalBenchmark(Frozen):
+    """Asks for a code that one sentence of a long document states: a needle in a haystack. The items are made here, the
+    same ones for every model."""
+
+    name: str
+    kind: Literal["retrieval"]
+    file: str | None
+    """A text from which the documents are cut, relative to the data directory; its role must be `evaluation`. null:
+    sentences that are made."""
+    document_chars: list[int] = Field(min_length=1)
+    """Lengths of the documents in characters, a figure each: the same for models with different tokenizers. An item
+    with more tokens than sequence_length leaves for it is an error."""
+    depths: list[float] = Field(min_length=1)
+    """Where the sentence is: 0 at the beginning of a document, 1 at its end."""
+    items_per_depth: int = Field(gt=0)
+    """Items of each length and depth."""
+    num_distractors: int = Field(ge=0)
+    """Sentences that state the codes of other names."""
+    is_chat: bool
+    """Whether document and question are a user's message in the chat template; else their text is continued."""
+    max_new_tokens: int = Field(gt=0)
+    until: list[str]
+    """As of other answers."""
+
+    @model_validator(mode="after")
+    def _sentences_fit(self) -> RetrievalBenchmark:
+        shortest = MIN_RETRIEVAL_CHARS * (1 + self.num_distractors)
+        if min(self.document_chars) < shortest:
+            raise ValueError(
+                f"benchmark {self.name}: document_chars {min(self.document_chars)} must be at least {shortest}, which "
+                f"{1 + self.num_distractors} sentences with codes need"
+            )
+        if not all(0 <= depth <= 1 for depth in self.depths):
+            raise ValueError(f"benchmark {self.name}: depths {self.depths} must be in 0..1")
+        return self
+
+    @property
+    def file_names(self) -> set[str]:
+        """The file that its documents come from, if there is one."""
+        return set() if self.file is None else {self.file}
+
+
+Benchmark = Annotated[LikelihoodBenchmark | AnswerBenchmark | RetrievalBenchmark, Field(discriminator="kind")]
 
 
 class Suite(Frozen):
@@ -71,6 +130,11 @@ class Suite(Frozen):
     timeout_seconds: float = Field(gt=0)
     """How long a server may take for one request."""
     benchmarks: list[Benchmark] = Field(min_length=1)
+
+    @property
+    def file_names(self) -> set[str]:
+        """Files that its items and examples come from."""
+        return {name for benchmark in self.benchmarks for name in benchmark.file_names}
 
     @model_validator(mode="after")
     def _names_differ(self) -> Suite:

@@ -80,9 +80,11 @@ class ModelClient:
             )
             return answer.choices[0].text
 
-    def chat(self, messages: Sequence[Any], max_tokens: int, stop: Sequence[str], enable_thinking: bool) -> str:
-        """What the assistant says after its reasoning. `enable_thinking` goes to the chat template, as vLLM, SGLang and
-        llama.cpp take it."""
+    def chat(
+        self, messages: Sequence[Any], tools: Sequence[Any], max_tokens: int, stop: Sequence[str], enable_thinking: bool
+    ) -> tuple[str, list[tuple[str, str]]]:
+        """(what the assistant says after its reasoning, its calls as name and JSON of the arguments).
+        `enable_thinking` goes to the chat template, as vLLM, SGLang and llama.cpp take it."""
         with self._explained():
             answer = self._client.chat.completions.create(
                 model=self.model,
@@ -91,8 +93,11 @@ class ModelClient:
                 temperature=0,
                 extra_body={"chat_template_kwargs": {"enable_thinking": enable_thinking}},
                 **_stops(stop),
+                **({"tools": list(tools)} if tools else {}),
             )
-            return answer.choices[0].message.content or ""
+            message = answer.choices[0].message
+            functions = [call.function for call in message.tool_calls or () if call.type == "function"]
+            return message.content or "", [(function.name, function.arguments) for function in functions]
 
     def timed_answer(self, prompt: str, num_tokens: int) -> TimedAnswer:
         """A streamed greedy continuation, which does not stop before `num_tokens` where the server knows `ignore_eos`

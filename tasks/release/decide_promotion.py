@@ -1,4 +1,4 @@
-"""Accept or refuse a release for the alias `champion`: both gates must have accepted it, the served model must be the
+"""Accept or refuse a release for the alias `champion`: every gate must have accepted it, the served model must be the
 trained one, and nobody may have rolled the version back."""
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class PromotionDecision(Record):
     """Why it was refused, one sentence per bound, difference or withdrawal; empty when accepted."""
     comparison_digest: str
     """Digest of the decision against champion and anchors."""
+    benchmarks_digest: str
+    """Digest of the decision on the suite's benchmarks; empty where the scale has no suite."""
     quantization_digest: str
     """Digest of the decision on the quantized files."""
     smoke_digest: str
@@ -43,24 +45,26 @@ class PromotionDecision(Record):
 def decide_promotion(
     *,
     comparison: Artifact[GateDecision],
+    benchmarks: Artifact[GateDecision] | None,
     quantization: Artifact[GateDecision],
     smoke: SmokeReport,
     withdrawal: Withdrawal,
     output: Output,
 ) -> PromotionDecision:
-    """A refusal is a result."""
+    """A refusal is a result. `benchmarks` is None where the scale has no suite."""
+    gates = [gate for gate in (comparison, benchmarks, quantization) if gate is not None]
     refusals = (
-        *comparison.record.refusals,
-        *quantization.record.refusals,
+        *(refusal for gate in gates for refusal in gate.record.refusals),
         *(f"smoke test: {reason}" for reason in smoke.reasons),
         *([withdrawal.reason] if withdrawal.reason else []),
     )
-    accepted = comparison.record.accepted and quantization.record.accepted and smoke.passed and not withdrawal.reason
+    accepted = all(gate.record.accepted for gate in gates) and smoke.passed and not withdrawal.reason
     assert accepted is not bool(refusals), (accepted, refusals)
     decision = PromotionDecision(
         accepted=accepted,
         refusals=refusals,
         comparison_digest=comparison.digest,
+        benchmarks_digest="" if benchmarks is None else benchmarks.digest,
         quantization_digest=quantization.digest,
         smoke_digest=smoke.digest,
     )

@@ -19,6 +19,8 @@ LETTERED = [
     for subject in ("sums", "more_sums")
     for a in range(1, 7)
 ]
+PROPERTIES = {"a": {"type": "integer"}, "b": {"type": "float"}}
+ADD = [{"name": "add", "parameters": {"type": "dict", "properties": PROPERTIES}}]
 ROWS = {
     "choice": BENCHMARK[:4],
     "lettered": LETTERED,
@@ -44,6 +46,14 @@ ROWS = {
             "entry_point": "add",
         }
     ],
+    "calls": [
+        {"question": f"What is {a} + 1?", "function": ADD, "ground_truth": truth, "category": category}
+        for a, truth, category in (
+            (1, [{"add": {"a": [1], "b": [1]}}], "simple"),
+            (2, [{"add": {"a": [2], "b": [1]}}, {"add": {"a": [1], "b": [2]}}], "parallel"),
+            (3, None, "irrelevance"),
+        )
+    ],
     "programs": [
         {"text": "Add two numbers.", "code": "def add(a, b): return a + b", "test_list": ["assert add(1, 2) == 3"]}
     ],
@@ -51,10 +61,22 @@ ROWS = {
 LIKELIHOOD = {"choice": "choice", "lettered": "lettered_choice", "contexts": "context_choice", "words": "last_word"}
 LIKELIHOOD |= {"texts": "text"}
 ANSWERS = {"sums": "math", "copies": "exact", "forms": "constraints", "functions": "completed_program"}
-ANSWERS |= {"programs": "program"}
+ANSWERS |= {"programs": "program", "calls": "tools"}
+NEEDLE = {
+    "name": "needle",
+    "kind": "retrieval",
+    "file": None,
+    "document_chars": [100, 180],
+    "depths": [0.0, 1.0],
+    "items_per_depth": 1,
+    "num_distractors": 0,
+    "is_chat": False,
+    "max_new_tokens": 12,
+    "until": [],
+}
 SHOTS = {"lettered": (2, "subject"), "copies": (1, "task"), "choice": (1, "")}
-CHATS = ("sums", "forms", "programs")
-SEQUENCE_LENGTH = 256
+CHATS = ("sums", "forms", "programs", "calls")
+SEQUENCE_LENGTH = 512
 
 
 def toy_suite() -> dict[str, object]:
@@ -68,6 +90,7 @@ def toy_suite() -> dict[str, object]:
         if name in ANSWERS:
             benchmark |= {"is_chat": name in CHATS, "max_new_tokens": 12, "until": ["\n\n"]}
         benchmarks.append(benchmark)
+    benchmarks.append(dict(NEEDLE))
     return {
         "description": "toy",
         "sequence_length": SEQUENCE_LENGTH,
