@@ -209,11 +209,29 @@ class EngineModel(SuiteModel):
             )
         prompts = [prompt[-room:] for prompt in prompts]
         sampling = Sampling(
-            max_new_tokens, wanted.get("temperature", 0.0), stop_token_ids=end_token_ids(self.bpe), seed=seed
+            max_new_tokens,
+            wanted.get("temperature", 0.0),
+            stop_token_ids=end_token_ids(self.bpe),
+            seed=seed,
+            ends=_holds_stop_text(self.bpe, [text for text in wanted["until"] if text]),
         )
         generation = self.engine.generate(prompts, sampling, self.weights_version)
         texts = [self.bpe.decode(token_ids, skip_special_tokens=True) for token_ids in generation.token_ids]
         return [postprocess_generated_text(text, wanted["until"], think_end_token=None) for text in texts]
+
+
+def _holds_stop_text(tokenizer: Tokenizer, until: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
+    """Whether the last tokens of a continuation complete a stop text; None without stop texts. Only as many tokens are
+    decoded as it has bytes; one that special tokens interrupt is left to the cut afterwards."""
+    if not until:
+        return None
+    num_tokens = max(len(text.encode()) for text in until)
+
+    def holds(token_ids: Sequence[int]) -> bool:
+        ending = tokenizer.decode(list(token_ids[-num_tokens:]), skip_special_tokens=True)
+        return any(text in ending for text in until)
+
+    return holds
 
 
 def _by_options(requests: Sequence[Any]) -> list[tuple[dict[str, Any], list[int]]]:

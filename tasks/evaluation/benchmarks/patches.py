@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-HUNK = re.compile(r"^@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
+HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 FENCE = re.compile(r"```(?:diff|patch)\n(.*?)(?:```|\Z)", re.DOTALL)
 START = re.compile(r"^(?:diff --git |--- )", re.MULTILINE)
 NO_FILE = "/dev/null"
@@ -83,13 +83,11 @@ def read_patch(patch: str) -> list[FileChange]:
 
 
 def _changes(lines: list[str]) -> Iterator[FileChange]:
-    index = 0
+    index, renamed = 0, None
     while index < len(lines):
         line = lines[index]
-        if line.startswith("rename from "):
-            old, new = line.removeprefix("rename from "), lines[index + 1].removeprefix("rename to ")
-            if index + 2 >= len(lines) or not lines[index + 2].startswith(("index ", "--- ")):
-                yield FileChange(old, new, ())
+        if line.startswith("rename from ") and index + 1 < len(lines):
+            renamed = FileChange(line.removeprefix("rename from "), lines[index + 1].removeprefix("rename to "), ())
         if not line.startswith("--- "):
             index += 1
             continue
@@ -99,7 +97,12 @@ def _changes(lines: list[str]) -> Iterator[FileChange]:
         if not old and not new:
             raise PatchError(f"line {index + 1} names no file")
         hunks, index = _hunks(lines, index + 2)
+        if renamed is not None and renamed.old_path != old:
+            yield renamed
+        renamed = None
         yield FileChange(old, new, tuple(hunks))
+    if renamed is not None:
+        yield renamed
 
 
 def _path(line: str) -> str:
@@ -112,15 +115,15 @@ def _hunks(lines: list[str], index: int) -> tuple[list[Hunk], int]:
     while index < len(lines) and (header := HUNK.match(lines[index])):
         old: list[str] = []
         new: list[str] = []
+        counts = [int(count or 1) for count in (header[2], header[3])]
         index += 1
-        while index < len(lines) and not lines[index].startswith(("@@ ", "diff --git ")):
+        while index < len(lines) and not _is_header(lines, index):
             line = lines[index]
-            if line.startswith("--- ") and index + 1 < len(lines) and lines[index + 1].startswith("+++ "):
-                break
             if line.startswith(NO_NEWLINE):
                 _cut_break(lines[index - 1], old, new)
-            elif line or index + 1 < len(lines):
-                _add_line(line, index, old, new)
+            # An empty line is one of both texts whose space at the beginning was cut, or comes after the hunk.
+            elif line or (len(old) < counts[0] and len(new) < counts[1]):
+                _add_line(line or " ", index, old, new)
             index += 1
         hunks.append(Hunk(max(0, int(header[1]) - 1), tuple(old), tuple(new)))
     if not hunks:
@@ -128,9 +131,15 @@ def _hunks(lines: list[str], index: int) -> tuple[list[Hunk], int]:
     return hunks, index
 
 
+def _is_header(lines: list[str], index: int) -> bool:
+    """Whether a hunk or a file begins: a line that is taken out may begin with two dashes itself."""
+    names = ("--- ", "+++ ", "@@ ")
+    begins_file = all(line.startswith(name) for line, name in zip(lines[index : index + 3], names, strict=False))
+    return lines[index].startswith(("@@ ", "diff --git ")) or (begins_file and index + 2 < len(lines))
+
+
 def _add_line(line: str, index: int, old: list[str], new: list[str]) -> None:
-    # An empty line is one whose space at the beginning was cut.
-    sign, text = line[:1] or " ", line[1:] + "\n"
+    sign, text = line[0], line[1:] + "\n"
     if sign not in " +-":
         raise PatchError(f"line {index + 1} begins with {sign!r}, not with a space, + or -")
     if sign != "+":

@@ -4,21 +4,30 @@ directory."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer
 
 from configs.load import load_suite
+from tasks.data.prompts.prompt_records import tool_request
 from tasks.evaluation.benchmarks.run_suite import read_suite_items, run_suite
 from tasks.evaluation.engine import load_engine
-from tasks.evaluation.harness import EngineModel
-from tests.evaluation.benchmarks.toy_suite import ANSWERS, LIKELIHOOD, SEQUENCE_LENGTH, write_suite, write_toy_model
+from tasks.evaluation.harness import EngineModel, ToolRequest
+from tests.evaluation.benchmarks.toy_suite import (
+    ANSWERS,
+    LIKELIHOOD,
+    ROWS,
+    SEQUENCE_LENGTH,
+    write_suite,
+    write_toy_model,
+)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """(ours, the hf backend's), each the result and its items."""
+def models(tmp_path_factory):
+    """(our model, the hf backend's, what both are asked)."""
     directory = tmp_path_factory.mktemp("hf")
     model_dir = write_toy_model(directory / "model")
     suite_path, data = write_suite(directory)
@@ -39,7 +48,40 @@ def results(tmp_path_factory):
         max_length=SEQUENCE_LENGTH,
         chat_template_args={"enable_thinking": False},
     )
-    return [run_suite(model, asked, "toy", "x", lambda progress: None) for model in (ours, theirs)]
+    return ours, theirs, asked
+
+
+@pytest.fixture(scope="module")
+def results(models):
+    """(ours, the hf backend's), each the result and its items."""
+    *asked_models, asked = models
+    return [run_suite(model, asked, "toy", "x", lambda progress: None) for model in asked_models]
+
+
+def test_tools_are_shown_as_the_exported_template_shows_them(models):
+    ours, theirs, _ = models
+    question, tools = tool_request(ROWS["calls"][0])
+    ours.tool_requests = {"1": ToolRequest(question, json.loads(tools))}
+    shown = theirs.tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        tools=json.loads(tools),
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=False,
+    )
+    assert ours.apply_chat_template([{"role": "user", "content": "1"}]) == shown
+    assert '"type": "object"' in shown and "What is 1 + 1?/nothink<|assistant|>" in shown
+    assert "tools" not in ours.apply_chat_template([{"role": "user", "content": "2"}])
+
+
+def test_a_prompt_that_states_what_the_answer_needs_is_never_cut(models):
+    ours, _, asked = models
+    needle = [each for each in asked.suite.benchmarks if each.name == "needle"]
+    short = asked.suite.model_copy(update={"benchmarks": needle})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours, "sequence_length", 100)
+        with pytest.raises(ValueError, match=r"a prompt has \d+ tokens, and 88 of the 100 of a row are free"):
+            run_suite(ours, replace(asked, suite=short), "toy", "x", lambda progress: None)
 
 
 def test_every_decision_figure_and_text_is_the_hf_backends(results):
