@@ -97,7 +97,7 @@ def toy_suite() -> dict[str, object]:
         "batch_sequences": 3,
         "dtype": "float32",
         "enable_thinking": False,
-        "timeout_seconds": 20,
+        "timeout_seconds": 120,
         "benchmarks": benchmarks,
     }
 
