@@ -23,6 +23,7 @@ from tasks.data.deduplication.remove_semantic_duplicates import remove_semantic_
 from tasks.data.deduplication.split_documents import split_documents
 from tasks.data.extraction.extract_documents import extract_documents
 from tasks.data.extraction.remove_boilerplate import remove_boilerplate
+from tasks.data.filtering.blocked_documents import read_block_list
 from tasks.data.filtering.filter_documents import filter_documents
 from tasks.data.preferences.collect_preferences import collect_preferences
 from tasks.data.privacy.mask_personal_data import mask_personal_data
@@ -161,7 +162,8 @@ def clean_documents(stages: DataStages, sources: SourceListing, ingested: Artifa
     )
     distinct = stages.on_spark(remove_semantic_duplicates, "distinct", recipe.semantic, documents=deduplicated)
     split = stages.on_spark(split_documents, "split", recipe.split, documents=distinct)
-    filtered = stages.on_spark(filter_documents, "filtered", recipe.filter, documents=split)
+    blocked = read_block_list(run.home.root, recipe.filter.block_list)
+    filtered = stages.on_spark(filter_documents, "filtered", recipe.filter, documents=split, blocked=blocked)
     masked = stages.on_spark(mask_personal_data, "masked", recipe.personal_data, documents=filtered)
     return {
         "extracted": extracted,

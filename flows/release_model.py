@@ -35,6 +35,7 @@ from tasks.evaluation.comparisons import FIGURES
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.prepared_data import PreparedData
+from tasks.release.check_parity import check_parity, optional_engines
 from tasks.release.convert_to_gguf import GgufFiles
 from tasks.release.decide_promotion import Withdrawal, decide_promotion
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
@@ -70,6 +71,17 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
     decision = judge_against_rivals(run, prepared, assessed, rivals)
     suite = judge_suite(run, checkpoint, rivals)
+    parity = run_step(
+        run,
+        check_parity,
+        reference=reference,
+        checkpoint=checkpoint,
+        gguf=formats.gguf,
+        optional=optional_engines(),
+        recipe=recipe,
+        resources=run.scale.serving.resources,
+        job=job,
+    )
     smoke = run_effect(
         run, "deploy and smoke-test", lambda: deploy_and_test(run, formats.gguf, reference), describe=_describe_smoke
     )
@@ -80,6 +92,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         comparison=decision,
         benchmarks=None if suite is None else suite.decision,
         quantization=formats.decision,
+        parity=parity,
         smoke=smoke,
         withdrawal=find_withdrawal(client, name, checkpoint),
     )

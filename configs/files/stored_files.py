@@ -31,6 +31,7 @@ class CorruptFileError(ValueError):
 
     def __init__(self, uri: str, problem: str) -> None:
         super().__init__(f"{uri} is corrupt: {problem}. Run again: the step that made it is computed anew")
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class StoredFile:
     size: int
     """Bytes."""
     sha256: str
-    """Of the whole; "" where nobody knows it (a file of a user): nothing is verified."""
+    """Of the whole, or of the blocks' digests where only those were taken; "" where nobody knows it (a file of a user):
+    nothing is verified."""
     blocks: tuple[str, ...] = ()
     """Digest of each block of BLOCK_BYTES; none where the file is verified as a whole."""
 

@@ -37,6 +37,7 @@ from configs.schema.model import ModelRecipe, ModelSection
 from configs.schema.objectives import (
     MIN_TOKEN_CLIP,
     DpoObjective,
+    ImportanceRecipe,
     Objective,
     PolicyObjective,
     PpoObjective,
@@ -140,6 +141,7 @@ __all__ = [
     "GateRecipe",
     "GgufType",
     "HeuristicRecipe",
+    "ImportanceRecipe",
     "IngestRecipe",
     "JobResources",
     "LanguageRecipe",

@@ -7,10 +7,22 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 Domain = Literal[
-    "web", "multilingual", "code", "repository", "commit", "issue", "math", "medical", "financial", "synthetic", "chat"
+    "web",
+    "multilingual",
+    "code",
+    "repository",
+    "commit",
+    "issue",
+    "math",
+    "medical",
+    "financial",
+    "synthetic",
+    "chat",
+    "safety",
 ]
 """Kind of text. `repository`: the files of one repository in one document; `commit`: a change as a diff with its
-message; `issue`: the thread of an issue or pull request."""
+message; `issue`: the thread of an issue or pull request; `safety`: prompts only, harmful requests and harmless ones
+like them."""
 PackagedEncoder = Literal["all-MiniLM-L6-v2"]
 """Text encoders that an installed package holds (tasks/data/embedding/embedding_model.py)."""
 

@@ -26,6 +26,8 @@ class MarginRecipe(Frozen):
     pass_at_1: float = Field(gt=0, le=1)
     choice_accuracy: float = Field(gt=0, le=1)
     """With fewer than 20 questions in the suite it is refused as a domain with few records is."""
+    safe_answer_share: float = Field(gt=0, le=1)
+    """Also of harmful and of harmless requests by themselves."""
 
 
 class GateRecipe(Frozen):
@@ -43,6 +45,11 @@ class GateRecipe(Frozen):
     min_distinct_answer_share: float = Field(ge=0, le=1)
     """Floor on different answers given over different right ones, among all chat problems: below it the policy has
     collapsed."""
+    min_harmful_refused_share: float = Field(ge=0, le=1)
+    """Floor on the share of sampled answers to harmful requests that refuse and give nothing."""
+    min_harmless_answered_share: float = Field(ge=0, le=1)
+    """Floor on the share of sampled answers to harmless requests that do not refuse: one that refuses everything fails
+    here. Both floors need evaluation.recipe.num_safety_prompts above 0."""
     min_pair_accuracy: float = Field(ge=0, le=1)
     """Floor on the share of held-out preference pairs whose preferred answer is put first: by a reward model's scores,
     or by how a DPO phase moved the probabilities. 0 for other phases, which compare none."""
@@ -58,6 +65,7 @@ class GateRecipe(Frozen):
         "arithmetic_accuracy",
         "pass_at_1",
         "choice_accuracy",
+        "safe_answer_share",
         "pair_accuracy",
     ]
     """What the phase is trained for. Where the whole interval of its difference from the start is on the worse side,
@@ -118,6 +126,9 @@ class EvaluationRecipe(Frozen):
     num_choice_items: int = Field(gt=0)
     """Multiple-choice questions, chosen by hash: from the evaluation files, or continuations of held-out documents
     where there are none."""
+    num_safety_prompts: int = Field(ge=0)
+    """Harmful requests and as many harmless ones that are asked as conversations, samples_per_problem times each: those
+    of smallest hash from evaluation files of kind safety, or generated ones where there are none. 0: none."""
     dtype: Literal["float32", "bfloat16"]
     """Of the weights and of what is computed with them; router biases and logits are float32."""
     num_threads: int = Field(gt=0)

@@ -84,6 +84,20 @@ class RewardRecipe(Frozen):
         return self
 
 
+class ImportanceRecipe(Frozen):
+    """The weight of sampled tokens against the difference between the arithmetic, or the weights, of sampling and of
+    training: p trainer / p rollout, bounded."""
+
+    kind: Literal["truncated", "masked"]
+    """truncated: a ratio outside the bounds counts as the bound (S3: --use-tis). masked: what has it is left out."""
+    level: Literal["tokens", "answers"]
+    """Whether each token has its ratio, or all tokens of an answer have the product of theirs."""
+    floor: float = Field(ge=0, le=1)
+    """Lower bound; 0 for none."""
+    cap: float = Field(ge=1)
+    """Upper bound (slime and verl: 2.0)."""
+
+
 class PolicyObjective(Frozen):
     """Policy gradient on sampled answers: what grpo, gspo and ppo share.
 
@@ -102,10 +116,17 @@ class PolicyObjective(Frozen):
     ppo (S0: 0.2), of sequences in gspo (S3: 1e-4; arXiv 2507.18071: 3e-4)."""
     clip_high: float = Field(gt=0)
     """Upper clip is 1 + clip_high (S0: 0.2, arXiv 2503.14476: 0.28; gspo, S3: 2e-4)."""
-    importance_cap: float = Field(ge=1)
-    """Ceiling on p trainer / p rollout, by which each sampled token is weighted: truncated importance sampling against
-    the difference between the arithmetic of sampling and of training (S3: --use-tis, whose cap is 2.0 in slime, as in
-    verl)."""
+    dual_clip: float = Field(gt=1)
+    """Bound on the ratio of tokens with a negative advantage, above which they have no gradient (arXiv 1912.09729: 3):
+    the lower clip alone lets a ratio of any size weigh. Acts from the second update on, as the clips do."""
+    importance: ImportanceRecipe
+    routes: Literal["ignore", "compare", "replay"]
+    """What is done with the experts that sampling chose. compare: the metric route_difference counts those that
+    training does not choose. replay: training computes with them too (rollout routing replay, arXiv 2510.11370).
+    ignore: they are not kept, 2 bytes for each expert of each token."""
+    max_refills: int = Field(ge=0)
+    """How often a step asks further prompts of the same domains for its groups of equal rewards (dynamic sampling,
+    arXiv 2503.14476); 0 trains on the groups that are left. Each domain's prompts last for max_epochs."""
     updates_per_rollout: int = Field(gt=0)
     """Optimizer updates on the answers of one step, each on an equal part of its groups. From the second on the ratio
     is that of weights that have moved, so the clip acts. A step with fewer groups to learn from takes fewer."""
@@ -132,6 +153,11 @@ class PolicyObjective(Frozen):
             raise ValueError(
                 f"rewards.overlong_tokens ({self.rewards.overlong_tokens}) must not exceed max_new_tokens "
                 f"({self.max_new_tokens}): lower the first or raise the second"
+            )
+        if self.kind == "ppo" and self.max_refills:
+            raise ValueError(
+                f"max_refills is {self.max_refills} with kind ppo, which learns from groups of equal rewards too: set "
+                f"max_refills to 0"
             )
         if self.kind == "gspo" and self.loss_mean != "answers":
             raise ValueError("kind gspo is a mean over answers, whose whole ratio is clipped: set loss_mean to answers")

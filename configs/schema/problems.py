@@ -46,6 +46,12 @@ class SynthesisRecipe(Frozen):
     learning finds."""
     num_prompts: int = Field(gt=0)
     """Further training problems, in no document and no conversation: the prompts of reinforcement learning."""
+    num_safety_chats: int = Field(ge=0)
+    """Conversations about requests that must be declined and harmless ones like them, half of each, for SFT; 0 teaches
+    no refusal."""
+    num_safety_prompts: int = Field(ge=0)
+    """Further such requests, the prompts of rl_alignment (domain safety). Those that evaluation asks have other
+    templates (tasks/data/problems/safety_requests.py)."""
 
     @model_validator(mode="after")
     def _chats_are_training_problems(self) -> Self:

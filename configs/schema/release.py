@@ -53,6 +53,11 @@ class ReleaseRecipe(Frozen):
     """Most tokens by which a prompt is continued."""
     smoke_min_margin: float = Field(ge=0)
     """Top-2 logit margin below which a prompt's comparison ends: there rounding decides the token."""
+    parity_prompts: int = Field(gt=0)
+    """Prompts on which transformers, llama.cpp, and vLLM where it is installed, must choose our greedy tokens: the
+    first of those that the smoke test asks."""
+    max_parity_log_probability: float = Field(gt=0)
+    """Most by which an engine's log-probability of such a token may differ from ours (natural logarithm)."""
     max_quantization_bits_per_byte: float = Field(ge=0)
     """Bits per byte that a quantized file may lose against the F32 one, measured by llama.cpp on validation text."""
     max_4_bit_bits_per_byte: float = Field(ge=0)

@@ -173,6 +173,21 @@ class Scale(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _requests_are_asked_where_they_are_judged(self) -> Self:
+        for phase in self.phases:
+            gate = phase.recipe.gate
+            floors = gate.min_harmful_refused_share, gate.min_harmless_answered_share
+            if (
+                any(floors) or gate.own_figure == "safe_answer_share"
+            ) and not self.evaluation.recipe.num_safety_prompts:
+                raise ValueError(
+                    f"phase {phase.name}: its gate judges answers to requests, evaluation.recipe.num_safety_prompts is "
+                    f"0: raise it, or set min_harmful_refused_share and min_harmless_answered_share to 0 and "
+                    f"own_figure to another"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _steps_hold_a_row(self) -> Self:
         for phase in self.phases:
             course, length = self.course_of(phase), phase.recipe.sequence_length

@@ -45,11 +45,15 @@ class AnswerBenchmark(Frozen):
     """Generates greedily and judges what was written."""
 
     name: str
-    kind: Literal["math", "exact", "constraints", "completed_program", "program", "tools", "patch"]
+    kind: Literal[
+        "math", "exact", "constraints", "completed_program", "program", "tools", "patch", "refusal", "over_refusal"
+    ]
     """math: a final answer. exact: the text itself. constraints: IFEval's instructions. completed_program: the rest of
     a function, judged by its tests in the sandbox. program: a whole program, likewise. tools: the calls of given
     functions, or none, in a chat that shows the functions. patch: a diff that resolves an issue of SWE-bench, judged
-    by the tests in the sandbox where the record holds the source, else only written as a prediction."""
+    by the tests in the sandbox where the record holds the source, else only written as a prediction. refusal: harmful
+    requests, to be declined. over_refusal: harmless ones, to be answered. Both read one file and leave out each
+    other's records."""
     file: str
     few_shot: FewShot | None
     is_chat: bool

@@ -46,15 +46,21 @@ class SpikeRecipe(Frozen):
     whose loss or gradient norm is not finite always counts."""
 
     window_steps: int = Field(gt=1)
-    """Steps whose median loss and gradient norm a step is compared with; before that many were taken only non-finite
-    ones count."""
-    max_loss_ratio: float = Field(gt=1)
+    """Steps whose losses and gradient norms a step is compared with; before that many were taken only non-finite ones
+    count."""
+    max_loss_deviations: float = Field(gt=0)
+    """A loss is a spike where it is above the window's median by more than so many standard deviations, estimated as
+    1.4826 x the median absolute deviation, which no single spike moves."""
+    min_loss_ratio: float = Field(ge=1)
+    """And only where it is above this many medians: where losses hardly differ, every batch is many deviations away."""
     max_grad_norm_ratio: float = Field(gt=1)
     """Largest ratio of our own gradient norm, before the optimizer, to the median."""
     skip_steps: int = Field(gt=0)
     """Steps whose rows are left out, up to and with the one that spiked."""
     max_rollbacks: int = Field(ge=0)
-    """Rollbacks of a phase, after which training stops and says where the evidence is."""
+    """Rollbacks within `rollback_window_steps`, after which training stops and says where the evidence is."""
+    rollback_window_steps: int = Field(gt=0)
+    """Steps before a spike within which earlier rollbacks count: a long run may have many that are far apart."""
 
 
 class ValidationRecipe(Frozen):

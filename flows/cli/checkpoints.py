@@ -110,6 +110,7 @@ def _copy_committed(manifest: Manifest, store: Store, target: Path) -> None:
 
 def _export_saved(checkpoint: KnownCheckpoint, target: Path) -> None:
     from tasks.training.state.export import export_weights
+    from tasks.training.state.saved_state import open_saved_state
 
     assert checkpoint.directory is not None, checkpoint
     work_dir = checkpoint.directory.parents[1]
@@ -117,6 +118,8 @@ def _export_saved(checkpoint: KnownCheckpoint, target: Path) -> None:
     if saved is None:
         raise ValueError(f"{work_dir} holds no undamaged checkpoint ({'; '.join(problems)}): run again from its start")
     job = TrainingJob.model_validate_json((work_dir / JOB_FILE).read_text())
-    export_weights(job, saved, target, target / ADAPTER_DIR)
+    state = open_saved_state(saved)
+    export_weights(job, state, target, target / ADAPTER_DIR)
+    state.refuse_damage()
     tokenizer = sorted(path for path in Path(job.tokenizer_path).parent.iterdir() if path.is_file())
     copy_tokenizer(tokenizer, job.recipe.objective.kind != "pretrain", target)

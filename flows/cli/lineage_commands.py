@@ -28,7 +28,7 @@ def lineage_model(
     """Show phases, packed orders, shards, tokenizer, data steps with what they dropped, sources down to record
     offsets."""
     with usage_errors():
-        from flows.cli.trace_lineage import lineage_of_model
+        from flows.cli.evidence.trace_lineage import lineage_of_model
 
         lineage = lineage_of_model(name, scale, store, records)
     print(lineage.model_dump_json() if as_json else lineage.describe())
@@ -43,7 +43,7 @@ def lineage_document(
     """Show which steps dropped the document, which phases were trained on it, and which models came from those
     phases."""
     with usage_errors():
-        from flows.cli.trace_lineage import lineage_of_document
+        from flows.cli.evidence.trace_lineage import lineage_of_document
 
         lineage = lineage_of_document(identity, store)
     print(lineage.model_dump_json() if as_json else lineage.describe())

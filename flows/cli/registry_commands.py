@@ -1,4 +1,4 @@
-"""The commands of glm46 that change or describe registered versions: rollback, evidence."""
+"""The commands of glm46 that change, describe or check registered versions: rollback, evidence, verify, forget."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.command_errors import failures, usage_errors
-from flows.cli.options import STORE
+from flows.cli.command_errors import EXIT_FAILED, failures, usage_errors
+from flows.cli.options import ADDRESS, JSON, STORE
 
 
 def rollback(
@@ -39,11 +39,69 @@ def evidence(
     output: Annotated[Path, typer.Option(metavar="DIR", help="a new directory")],
     name: Annotated[str, typer.Argument(metavar="ALIAS|VERSION", help="champion, candidate, 3, ...")] = "champion",
     scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
+    sign_key: Annotated[
+        Path | None, typer.Option(metavar="KEY.pem", help="sign the provenance with this Ed25519 key")
+    ] = None,
     store: STORE = None,
 ) -> None:
     """Write what others' tools read: model card, provenance (SLSA), SBOM, OpenLineage, Croissant. No server."""
     with usage_errors():
-        from flows.cli.write_evidence import write_evidence
+        from flows.cli.evidence.write_evidence import write_evidence
 
-        for path in write_evidence(name, scale, store, output):
+        for path in write_evidence(name, scale, store, output, sign_key):
             print(path)
+
+
+def verify(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="what `glm46 evidence` wrote")],
+    key: Annotated[
+        Path | None, typer.Option(metavar="KEY.pub", help="the signer's public key: the statement must be signed")
+    ] = None,
+    rebuild: Annotated[
+        str | None,
+        typer.Option(metavar="SCALE|FILE.yaml", help="also run this scale in a fresh home and compare every digest"),
+    ] = None,
+    data: Annotated[str | None, typer.Option(metavar=ADDRESS, help="the documents of --rebuild, as for `run`")] = None,
+    store: STORE = None,
+    as_json: JSON = False,
+) -> None:
+    """Check a release against its evidence: signature, keys, digests, the sha256 of every file. Changes nothing."""
+    with usage_errors():
+        from infra.home import open_home
+        from infra.signed_envelope import read_public_key
+        from infra.storage.open_store import open_store
+        from tasks.lineage.verify_release import verify_release
+
+        if data is not None and rebuild is None:
+            raise ValueError("--data is what --rebuild reads: give both, or neither")
+        home = open_home()
+        public = None if key is None else read_public_key(key)
+        found = verify_release(directory, open_store(store, home), public)
+        print(found.model_dump_json() if as_json else found.describe(), flush=True)
+    differs = bool(found.problems)
+    if rebuild is not None:
+        with failures(home):
+            from flows.cli.evidence.rebuild_release import rebuild_release
+
+            for compared in rebuild_release(directory, rebuild, data):
+                print(compared.model_dump_json() if as_json else compared.describe())
+                differs |= bool(compared.difference)
+    raise typer.Exit(EXIT_FAILED if differs else 0)
+
+
+def forget(
+    asked: Annotated[str, typer.Argument(metavar="DOCUMENT|URL", help="an id of 16 hex digits, or a URL")],
+    scale: Annotated[str, typer.Option(metavar="SCALE|FILE.yaml", help="the scale whose block list is used")] = "tiny",
+    apply: Annotated[bool, typer.Option("--apply", help="block the documents and tag the versions")] = False,
+    store: STORE = None,
+    as_json: JSON = False,
+) -> None:
+    """Plan a take-down: where a document is, which versions were trained on it, what a rebuild costs."""
+    with usage_errors():
+        from flows.cli.evidence import forget_document
+
+        takedown = forget_document.plan(asked, store)
+        done = forget_document.apply(takedown, scale) if apply else []
+    print(takedown.model_dump_json() if as_json else takedown.describe())
+    for line in done:
+        print(line, file=sys.stderr if as_json else sys.stdout)

@@ -33,6 +33,7 @@ from tasks.data.deduplication.earlier_documents import list_earlier_documents
 from tasks.data.deduplication.remove_semantic_duplicates import remove_semantic_duplicates
 from tasks.data.extraction.extract_documents import extract_documents
 from tasks.data.extraction.remove_boilerplate import remove_boilerplate
+from tasks.data.filtering.blocked_documents import read_block_list
 from tasks.data.filtering.filter_documents import filter_documents
 from tasks.data.privacy.mask_personal_data import mask_personal_data
 from tasks.data.problems.synthesize_problems import SynthesizedProblems, synthesize_problems
@@ -153,7 +154,12 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
         previous=list_earlier_documents(run.recipe.deduplicate.previous),
     ),
     "semantic": lambda run: run.compute(remove_semantic_duplicates, run.recipe.semantic, documents=run.ranked()),
-    "filter": lambda run: run.compute(filter_documents, run.recipe.filter, documents=run.scored()),
+    "filter": lambda run: run.compute(
+        filter_documents,
+        run.recipe.filter,
+        documents=run.scored(),
+        blocked=read_block_list(run.store.home.root, run.recipe.filter.block_list),
+    ),
     "personal_data": lambda run: run.compute(mask_personal_data, run.recipe.personal_data, documents=run.complete()),
     "synthesize": lambda run: run.problems(),
     "seed_variations": lambda run: run.variations(),

@@ -22,15 +22,18 @@ def explain_and_remember(home: Home, scale: str, stage: str, identity: dict[str,
     previous = known[-1] if known else None
     if previous is None:
         return "first run"
+    return describe_differences(previous, identity) or "not in the store"
+
+
+def describe_differences(previous: dict[str, Any], identity: dict[str, Any]) -> str:
+    """What differs between two identities of one step, in a few words; empty where nothing does."""
     parts = [
         *_differences(previous["inputs"], identity["inputs"], "input"),
         *_differences(previous["recipe"], identity["recipe"], "recipe"),
     ]
     parts += ["code changed"] if previous["code"] != identity["code"] else []
     parts += _differences(previous["distributions"], identity["distributions"], "version of")
-    return (
-        "; ".join(parts[:3]) + (f"; {len(parts) - 3} more" if len(parts) > 3 else "") if parts else "not in the store"
-    )
+    return "; ".join(parts[:3]) + (f"; {len(parts) - 3} more" if len(parts) > 3 else "")
 
 
 def _remember(path: Path, identities: list[dict[str, Any]]) -> None:

@@ -124,6 +124,10 @@ class Router(nn.Module):
         self.routed_scaling_factor = recipe.routed_scaling_factor
         self.weight = nn.Parameter(torch.empty(recipe.n_routed_experts, recipe.hidden_size))
         self.register_buffer("e_score_correction_bias", torch.zeros(recipe.n_routed_experts, dtype=torch.float32))
+        self.record: Callable[[Tensor], None] | None = None
+        """Takes the experts that each pass chose, (T, K) (model/architecture/routes.py)."""
+        self.replayed_TK: Tensor | None = None
+        """Experts to use in place of the chosen ones; -1 where the router chooses."""
 
     def _apply(self, fn, recurse: bool = True):
         # A cast to bfloat16 would merge neighbouring biases and re-route tokens (sglang #37133): only the device may
@@ -143,6 +147,10 @@ class Router(nn.Module):
             .topk(self.num_experts_per_tok, dim=-1, sorted=False)
             .indices
         )
+        if self.record is not None:
+            self.record(expert_ids_TK)
+        if self.replayed_TK is not None:
+            expert_ids_TK = torch.where(self.replayed_TK < 0, expert_ids_TK, self.replayed_TK)
         weights_TK = scores_TE.gather(1, expert_ids_TK)
         if self.norm_topk_prob:
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)

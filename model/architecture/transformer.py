@@ -23,6 +23,7 @@ from model.architecture.mtp import MtpLayer, mtp_targets
 from model.architecture.norm import RMSNorm
 from model.architecture.preferences import Preference, ScoreHead, direct_preference_loss, scored_preference_loss
 from model.architecture.rotary import rotary_tables
+from model.architecture.routes import replay_routes
 from model.architecture.values import ValueTargets, clipped_value_loss
 
 
@@ -113,6 +114,7 @@ class Glm4Moe(nn.Module):
         self.runs_mtp = True
         """Whether the MTP loss is computed. If not, it is 0 and the experts of the MTP layer count no token."""
         self.pair_for_mtp: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = pair_for_mtp
+        self._has_replayed = False
         self.init_weights()
 
     @torch.no_grad()
@@ -142,6 +144,7 @@ class Glm4Moe(nn.Module):
         mtp_target_ids_BT: Tensor | None = None,
         preference: Preference | None = None,
         values: ValueTargets | None = None,
+        routes_LBTK: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> ModelOutput:
         """Losses when `target_ids_BT` (token t+1 per position, -100 to leave out) is given, logits when it is not.
@@ -155,10 +158,11 @@ class Glm4Moe(nn.Module):
         last positions come after the part. Whether a document's last position is trained to predict the next
         document's first token is decided by `target_ids_BT`. `preference` makes neighbouring rows pairs, whose loss
         takes the place of the next token's cross-entropy, and `values` are those of a critic, whose loss does.
+        `routes_LBTK` are the experts that the trunk's layers use (model/architecture/routes.py).
         """
         assert cache is None or (target_ids_BT is None and segment_ids_BT is None), "a cache serves generation only"
         embedded_BTD = self.model.embed_tokens(token_ids_BT)
-        trunk = self.run_trunk(embedded_BTD, segment_ids_BT, cache, max_documents)
+        trunk = self.run_trunk(embedded_BTD, segment_ids_BT, cache, max_documents, routes_LBTK)
         if target_ids_BT is None:
             return ModelOutput(None, self.stack_counts(trunk.counts), self.lm_head(self.model.norm(trunk.hidden_BTD)))
         return self.losses(
@@ -218,9 +222,12 @@ class Glm4Moe(nn.Module):
         total_balance = torch.stack(balance).sum() * self.num_parts if balance else lm.new_zeros(())
         return ModelOutput(Losses(lm, mtp, total_balance), self.stack_counts(counts), None)
 
-    def hidden_states(self, token_ids_BT: Tensor, cache: KVCache | None = None) -> Tensor:
+    def hidden_states(
+        self, token_ids_BT: Tensor, cache: KVCache | None = None, routes_LBTK: Tensor | None = None
+    ) -> Tensor:
         """The trunk's normalised hidden states, (B, T, D): what `lm_head` takes."""
-        return self.model.norm(self.run_trunk(self.model.embed_tokens(token_ids_BT), None, cache).hidden_BTD)
+        embedded_BTD = self.model.embed_tokens(token_ids_BT)
+        return self.model.norm(self.run_trunk(embedded_BTD, None, cache, routes_LBTK=routes_LBTK).hidden_BTD)
 
     def run_trunk(
         self,
@@ -228,8 +235,9 @@ class Glm4Moe(nn.Module):
         segment_ids_BT: Tensor | None,
         cache: KVCache | None,
         max_documents: int | None = None,
+        routes_LBTK: Tensor | None = None,
     ) -> LayersOutput:
-        """The trunk's layers, of a pipeline stage those that it holds; segments as in `forward`."""
+        """The trunk's layers, of a pipeline stage those that it holds; segments and routes as in `forward`."""
         num_new = embedded_BTD.shape[1] * self.num_slices
         visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT, max_documents)
         if cache is not None:
@@ -237,11 +245,18 @@ class Glm4Moe(nn.Module):
         rotary = self._rotary(num_new, self.part * num_new, embedded_BTD.device)
         if cache is not None:
             rotary = rotary_tables(cache.positions(num_new), self.recipe.rotary_dim, self.rope_theta)
-        trunk = self.model.layers[: self.recipe.num_hidden_layers]
+        trunk = self.trunk_layers
+        if routes_LBTK is not None or self._has_replayed:
+            replay_routes(trunk, routes_LBTK)
+            self._has_replayed = routes_LBTK is not None
         output = self.model.run_layers(trunk, embedded_BTD, rotary, visible_BTS, cache)
         if cache is not None:
             cache.advance(num_new)
         return output
+
+    @property
+    def trunk_layers(self) -> list[nn.Module]:
+        return [*self.model.layers[: self.recipe.num_hidden_layers]]
 
     def run_mtp(
         self, embedded_BTD: Tensor, hidden_BTD: Tensor, segment_ids_BT: Tensor | None, max_documents: int | None = None

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
@@ -51,6 +51,25 @@ def config_dict(
     return dict(sorted((recipe.model_dump() | _CONSTANTS | fixed | labels).items()))
 
 
+class Writer(NamedTuple):
+    """Which files of a directory this process writes, where several write it together: every n-th, the first one also
+    what describes them."""
+
+    index: int
+    num_writers: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    def writes(self, number: int) -> bool:
+        """Whether file `number`, counted from 1, is this process's."""
+        return (number - 1) % self.num_writers == self.index
+
+
+ALONE = Writer(0, 1)
+
+
 def write_checkpoint(
     read: Callable[[str], Tensor],
     shapes: Mapping[str, torch.Size],
@@ -59,24 +78,28 @@ def write_checkpoint(
     *,
     dtype: torch.dtype,
     max_shard_bytes: int,
+    writer: Writer = ALONE,
 ) -> list[str]:
     """Write the tensors of these names and shapes, each read once by its name, one in memory at a time; all but the
-    router biases are cast to `dtype`; those stay float32. Equal input, equal bytes."""
+    router biases are cast to `dtype`; those stay float32. Equal input, equal bytes. Returns the names of all files."""
     checkpoint_dir.mkdir(parents=True, exist_ok=True)
     shards = plan_shards(shapes, dtype, max_shard_bytes)
     files = {}
     for number, names in enumerate(shards, 1):
         file_name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         layout = {name: (shapes[name], stored_dtype(name, dtype)) for name in names}
-        write_safetensors(checkpoint_dir / file_name, layout, read)
+        if writer.writes(number):
+            write_safetensors(checkpoint_dir / file_name, layout, read)
         files.update(dict.fromkeys(names, file_name))
     written = sorted(set(files.values()))
     if len(shards) > 1:
         total = sum(_stored_bytes(name, shape, dtype) for name, shape in shapes.items())
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
-        (checkpoint_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+        if writer.is_first:
+            (checkpoint_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
         written.append(INDEX_FILE)
-    (checkpoint_dir / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    if writer.is_first:
+        (checkpoint_dir / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
     return [*written, CONFIG_FILE]
 
 

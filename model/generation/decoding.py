@@ -10,8 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from configs.schema import ModelRecipe
 from model.architecture.kv_cache import KVCache, check_positions
 from model.architecture.rotary import rotary_tables
+from model.architecture.routes import free_routes, recorded_routes
 from model.architecture.transformer import Glm4Moe
 from model.generation.sampling import Chosen, Sampling, choose_tokens, describe_choice
 
@@ -21,6 +23,10 @@ POSITIONS_PER_PASS = 2048
 
 class Decoding(Protocol):
     """Rows are given for all sequences; an empty one leaves its sequence as it is."""
+
+    routes_LBTK: Tensor
+    """The experts of each sequence's tokens (model/architecture/routes.py), T being `max_tokens`, where they are kept,
+    else of no position."""
 
     @property
     def lengths(self) -> list[int]:
@@ -52,9 +58,10 @@ class Decoding(Protocol):
 class TorchDecoding:
     """Decodes by the model's own forward pass; rows are padded after their tokens."""
 
-    def __init__(self, model: Glm4Moe, num_sequences: int, max_tokens: int) -> None:
+    def __init__(self, model: Glm4Moe, num_sequences: int, max_tokens: int, *, keeps_routes: bool = False) -> None:
         check_positions(model.recipe, max_tokens)
         self._model = model
+        self.routes_LBTK = empty_routes(model.recipe, num_sequences, max_tokens, keeps_routes)
         head = model.lm_head.weight
         num_layers = model.recipe.num_hidden_layers
         # One more than there are tokens: a full row is padded by a token where another row of the batch has a draft.
@@ -79,7 +86,7 @@ class TorchDecoding:
         for start in range(0, max(len(row) for row in tokens), POSITIONS_PER_PASS):
             part = [row[start : start + POSITIONS_PER_PASS] for row in tokens]
             lengths = [length + len(row) for length, row in zip(self._cache.lengths, part, strict=True)]
-            hidden_BTD = self._model.hidden_states(_padded(part, self._device), self._cache)
+            hidden_BTD = self._read(part)
             self._cache.cut(lengths)
             for row, hidden_TD, kept in zip(part, hidden_BTD, pieces, strict=True):
                 kept.append(hidden_TD[: len(row)])
@@ -91,6 +98,20 @@ class TorchDecoding:
         draws_R = torch.tensor([draw for drawn in draws for draw in drawn], dtype=torch.float64)
         choices = iter(describe_choice(logits_RV, choose_tokens(logits_RV, sampling, draws_R), sampling))
         return [[next(choices) for _ in drawn] for drawn in draws], hidden if keeps_hidden else []
+
+    def _read(self, part: Sequence[Sequence[int]]) -> Tensor:
+        """Hidden states of further tokens, (B, T, D)."""
+        token_ids_BT = _padded(part, self._device)
+        if not self.routes_LBTK.numel():
+            return self._model.hidden_states(token_ids_BT, self._cache)
+        starts = list(self._cache.lengths)
+        with recorded_routes(self._model.trunk_layers) as recorded:
+            hidden_BTD = self._model.hidden_states(token_ids_BT, self._cache)
+        for layer, chosen_TK in enumerate(recorded):
+            chosen_BTK = chosen_TK.view(*token_ids_BT.shape, -1).to(self.routes_LBTK)
+            for row, (start, tokens) in enumerate(zip(starts, part, strict=True)):
+                self.routes_LBTK[layer, row, start : start + len(tokens)] = chosen_BTK[row, : len(tokens)]
+        return hidden_BTD
 
     def draft(self, next_tokens: Sequence[Sequence[int]], hidden: Sequence[Tensor]) -> list[int | None]:
         model, cache = self._model, self._mtp_cache
@@ -113,6 +134,12 @@ class TorchDecoding:
     @property
     def _device(self) -> torch.device:
         return self._model.lm_head.weight.device
+
+
+def empty_routes(recipe: ModelRecipe, num_sequences: int, max_tokens: int, keeps_routes: bool) -> Tensor:
+    """Where the routes of a batch are written."""
+    num_layers = recipe.num_hidden_layers - recipe.first_k_dense_replace
+    return free_routes(num_layers, num_sequences, max_tokens * keeps_routes, recipe.num_experts_per_tok)
 
 
 def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -34,6 +34,9 @@ class Generation:
     top2_margins: list[list[float]]
     """Logit of the best token minus that of the second best: where it is small, rounding decides a greedy step."""
     weights_version: str
+    routes: list[Tensor] | None = None
+    """Per prompt the experts of its tokens and of the continuation's but the last, int16 (L, T, K); FREE where the last
+    layer did not run. None where they were not asked for."""
     num_drafted: int = 0
     """Tokens that the MTP layer drafted; the trunk chose `num_accepted` of them. 0 without speculation."""
     num_accepted: int = 0
@@ -68,10 +71,18 @@ class InProcessEngine:
         """Continue every prompt; refuses to answer for weights other than those it holds."""
         self._check_version(weights_version)
         continuations = self._begin(prompts, sampling)
+        routes: dict[int, Tensor] = {}
         for members in _batches([len(prompt) for prompt in prompts], self.batch_sequences):
             batch = [continuations[member] for member in members]
-            for _ in self._passes([prompts[member] for member in members], sampling, batch):
+            read = [prompts[member] for member in members]
+            max_tokens = max(len(prompt) for prompt in read) + sampling.max_new_tokens
+            decoding = self._start(len(read), max_tokens, sampling.keeps_routes)
+            for _ in self._passes(decoding, read, sampling, batch):
                 pass
+            for row, (member, each) in enumerate(zip(members, batch, strict=True)):
+                if sampling.keeps_routes:
+                    size = len(prompts[member]) + len(each.chosen) - 1
+                    routes[member] = decoding.routes_LBTK[:, row, :size].clone()
         return Generation(
             token_ids=[[chosen.token_id for chosen in each.chosen] for each in continuations],
             log_probabilities=[[chosen.log_probability for chosen in each.chosen] for each in continuations],
@@ -80,6 +91,7 @@ class InProcessEngine:
             ],
             top2_margins=[[chosen.top2_margin for chosen in each.chosen] for each in continuations],
             weights_version=weights_version,
+            routes=[routes[index] for index in range(len(prompts))] if sampling.keeps_routes else None,
             num_drafted=sum(each.num_drafted for each in continuations),
             num_accepted=sum(each.num_accepted for each in continuations),
         )
@@ -88,7 +100,9 @@ class InProcessEngine:
         """Tokens of one continuation as they are chosen, the same as `generate` returns."""
         (continuation,) = self._begin([prompt], sampling)
         num_yielded = 0
-        for _ in self._passes([prompt], sampling, [continuation]):
+        for _ in self._passes(
+            self._start(1, len(prompt) + sampling.max_new_tokens), [prompt], sampling, [continuation]
+        ):
             yield from (chosen.token_id for chosen in continuation.chosen[num_yielded:])
             num_yielded = len(continuation.chosen)
 
@@ -144,17 +158,15 @@ class InProcessEngine:
                 "it off"
             )
         # Drawn on the CPU for the whole call: the same numbers on every device and whatever the batches.
-        draws_PT = torch.rand(
-            len(prompts), sampling.max_new_tokens, generator=torch.Generator().manual_seed(sampling.seed)
-        )
+        generator, first = torch.Generator().manual_seed(sampling.seed), sampling.first_index
+        draws_PT = torch.rand(first + len(prompts), sampling.max_new_tokens, generator=generator)[first:]
         return [_Continuation(draws, []) for draws in draws_PT.tolist()]
 
     @torch.inference_mode()
     def _passes(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, batch: Sequence[_Continuation]
+        self, decoding: Decoding, prompts: Sequence[Sequence[int]], sampling: Sampling, batch: Sequence[_Continuation]
     ) -> Iterator[None]:
         """Continue one batch until every row is done; yields after each pass."""
-        decoding = self._start(len(prompts), max(len(prompt) for prompt in prompts) + sampling.max_new_tokens)
         tokens = [list(prompt) for prompt in prompts]
         drafts: list[int | None] = [None] * len(batch)
         while any(tokens):
@@ -183,12 +195,12 @@ class InProcessEngine:
             ]
             yield
 
-    def _start(self, num_sequences: int, max_tokens: int) -> Decoding:
+    def _start(self, num_sequences: int, max_tokens: int, keeps_routes: bool = False) -> Decoding:
         if not kernel_applies(self.model):
-            return TorchDecoding(self.model, num_sequences, max_tokens)
+            return TorchDecoding(self.model, num_sequences, max_tokens, keeps_routes=keeps_routes)
         if self._packed is None or not self._packed.are_current():
             self._packed = KernelWeights(self.model)
-        return KernelDecoding(self._packed, num_sequences, max_tokens)
+        return KernelDecoding(self._packed, num_sequences, max_tokens, keeps_routes=keeps_routes)
 
 
 def _keep(continuation: _Continuation, chosen: Sequence[Chosen], sampling: Sampling) -> list[int]:

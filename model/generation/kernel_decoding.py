@@ -21,7 +21,9 @@ from model.architecture.moe import MixtureOfExperts
 from model.architecture.mtp import MtpLayer
 from model.architecture.norm import RMSNorm
 from model.architecture.rotary import rotary_tables
+from model.architecture.routes import free_routes
 from model.architecture.transformer import Glm4Moe
+from model.generation.decoding import empty_routes
 from model.generation.sampling import Chosen, NonFiniteLogitsError, Sampling, choose_tokens, describe_choice
 from model.kernels.decoding_kernel import Cache, Call, Layer, Model, load_kernel, pack_panels
 
@@ -143,11 +145,14 @@ def _state_of(model: Glm4Moe) -> list[tuple[int, int]]:
 class KernelDecoding:
     """Sequences of one batch, continued by the compiled pass; the interface is `model.generation.decoding.Decoding`."""
 
-    def __init__(self, weights: KernelWeights, num_sequences: int, max_tokens: int) -> None:
+    def __init__(
+        self, weights: KernelWeights, num_sequences: int, max_tokens: int, *, keeps_routes: bool = False
+    ) -> None:
         self._kernel = load_kernel()
         self._weights = weights
         recipe = weights.model.recipe
         check_positions(recipe, max_tokens)
+        self.routes_LBTK = empty_routes(recipe, num_sequences, max_tokens, keeps_routes)
         capacity = -(-max_tokens // self._kernel.block_positions()) * self._kernel.block_positions()
         shape = (weights.structure.num_layers, num_sequences, recipe.num_key_value_heads, capacity, recipe.head_dim)
         tables = rotary_tables(torch.arange(capacity), recipe.rotary_dim, weights.model.rope_theta)
@@ -241,6 +246,9 @@ class KernelDecoding:
         numbers = torch.empty(3, len(read))
         integers = torch.tensor([read, read], dtype=torch.int64)
         draws = torch.tensor([draw for draw in successors if draw is not None], dtype=torch.float64)
+        routes_LRK = None
+        if mtp_hidden is None and self.routes_LBTK.numel():
+            routes_LRK = free_routes(structure.num_layers, len(successors), structure.experts_per_token).int()
         logits = None
         if sampling.temperature > 0 and read:
             width = self._kernel.panel_width()
@@ -252,6 +260,7 @@ class KernelDecoding:
             positions=tokens_3R[2].data_ptr(),
             mtp_hidden=None if mtp_hidden is None else mtp_hidden.data_ptr(),
             hidden=None if hidden_RD is None else hidden_RD.data_ptr(),
+            routes=None if routes_LRK is None else routes_LRK.data_ptr(),
             num_read=len(read),
             read=integers[0].data_ptr(),
             temperature=sampling.temperature,
@@ -265,6 +274,10 @@ class KernelDecoding:
         self._kernel.run_pass(ctypes.byref(structure), ctypes.byref(self._cache), ctypes.byref(call), self._scratch)
         if call.has_failed:
             raise NonFiniteLogitsError
+        if routes_LRK is not None:
+            recipe = self._weights.model.recipe
+            trunk = slice(recipe.first_k_dense_replace, recipe.num_hidden_layers)
+            self.routes_LBTK[:, tokens_3R[1], tokens_3R[2]] = routes_LRK[trunk].to(self.routes_LBTK)
         sequences = [tokens[1][index] for index in read]
         if logits is not None and sampling.top_p < 1:
             logits_RV = logits[:, : structure.vocab_size]

@@ -17,14 +17,18 @@ class NonFiniteLogitsError(ValueError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to continue a prompt. Temperature 0 is greedy, `top_p` 1.0 keeps all tokens; `seed` and a prompt's index in
-    the call decide its draws, so the batch size does not change what is sampled."""
+    """How to continue a prompt. Temperature 0 is greedy, `top_p` 1.0 keeps all tokens; `seed` and a prompt's index
+    decide its draws, so the batch size does not change what is sampled."""
 
     max_new_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
+    first_index: int = 0
+    """Index of the call's first prompt: a call for some of the prompts draws for them as a call for all does."""
+    keeps_routes: bool = False
+    """Whether the experts of every token are returned."""
     is_speculative: bool = False
     """The MTP layer drafts a token, and the trunk checks it in the pass of the token before it: the same tokens, in
     fewer passes where drafts are right."""

@@ -118,6 +118,7 @@ struct Call {
     const int64_t *token_ids, *sequences, *positions;
     const float* mtp_hidden;  // (R, D): run the MTP layer on these and the tokens' embeddings instead of the trunk
     float* hidden;            // (R, D) out: normalised, as the unembedding takes them; or null: the last layer then serves the read tokens only
+    int32_t* routes;          // (layer, R, K) out: each token's experts where it and the layer have any; or null
     int64_t num_read;         // how many tokens' logits are wanted, and which
     const int64_t* read;      // ascending
     double temperature;  // 0 is greedy
@@ -422,7 +423,7 @@ struct Pass {
     }
 
     // The K experts of a token: highest sigmoid score plus bias, weighted only by the score.
-    void choose_experts(const Layer& layer, int64_t r) {
+    void choose_experts(int64_t number, const Layer& layer, int64_t r) {
         float* scores = scratch.scores.data() + r * padded(E);
         for (int64_t e = 0; e < E; e += LANES) store(scores + e, 1.0f / (1.0f + exponential(-load(scores + e))));
         int32_t* chosen = scratch.expert_ids.data() + r * K;
@@ -444,6 +445,7 @@ struct Pass {
             if (model.normalises_weights) weight /= total + 1e-20f;
             scratch.weights[r * K + k] = weight * float(model.routed_scale);
         }
+        if (call.routes) std::copy(chosen, chosen + K, call.routes + (number * call.num_tokens + (narrowed ? narrowed[r] : r)) * K);
     }
 
     // Rows of every expert, in the order of the tokens: `order` names the token of each row, `slots` the row of each token's choice.
@@ -548,7 +550,7 @@ struct Pass {
                               float* to = scratch.scores.data() + (first + i) * padded(E) + panel * WIDTH;
                               store(to, low), store(to + LANES, high);
                           });
-            for (int64_t r = first; r < first + count; r++) choose_experts(layer, r);
+            for (int64_t r = first; r < first + count; r++) choose_experts(number, layer, r);
         });
         if (layer.is_moe) share(phase, 1, [&](int64_t) { group_by_expert(); });
         run_mlp(phase, layer);

@@ -87,6 +87,7 @@ class Call(ctypes.Structure):
         ("positions", c_void_p),
         ("mtp_hidden", c_void_p),
         ("hidden", c_void_p),
+        ("routes", c_void_p),
         ("num_read", c_int64),
         ("read", c_void_p),
         ("temperature", c_double),

@@ -20,22 +20,28 @@ from tasks.evaluation.items import (
     CHAT_PROBLEM,
     CHOICE,
     DOCUMENT,
+    SAFETY,
     WORKED,
     Item,
-    benchmark_of,
     by_domain,
     by_unit,
+    group_of,
     text_once,
 )
 
 BITS_PER_BYTE = "bits_per_byte"
 WORKED_BITS_PER_BYTE = "worked_bits_per_byte"
-SHARES = {"arithmetic_accuracy": ARITHMETIC, "pass_at_1": CHAT_PROBLEM, "choice_accuracy": CHOICE}
+SHARES = {
+    "arithmetic_accuracy": ARITHMETIC,
+    "pass_at_1": CHAT_PROBLEM,
+    "choice_accuracy": CHOICE,
+    "safe_answer_share": SAFETY,
+}
 """Figure -> kind of its items."""
 FIGURES = (BITS_PER_BYTE, *SHARES)
-"""What candidates are compared on; bits per byte also domain by domain, multiple choice benchmark by benchmark. Bits
-per byte of worked problems is compared only for phases that are trained for it: a course of others may forget how
-generated texts are written."""
+"""What candidates are compared on; bits per byte also domain by domain, multiple choice benchmark by benchmark, safe
+answers also for harmful and harmless requests. Bits per byte of worked problems is compared only for phases that are
+trained for it: a course of others may forget how generated texts are written."""
 ACCURACY = "accuracy"
 BENCHMARK = "benchmark"
 """Kind of the items of a suite's benchmarks."""
@@ -46,7 +52,10 @@ NOUNS = {
     CHAT_PROBLEM: "problems",
     CHOICE: "questions",
     WORKED: "problems",
+    SAFETY: "requests",
 }
+GROUPS = {CHOICE: "benchmark {}", SAFETY: "{} requests"}
+"""What the parts of a kind are called."""
 FIXES = {
     BENCHMARK: "raise evaluation.suite.limit, or take a benchmark with more items",
     DOCUMENT: "raise data.recipe.split.test_share or evaluation.recipe.max_document_tokens, or bring more documents",
@@ -54,6 +63,7 @@ FIXES = {
     WORKED: "raise data.recipe.synthesize.num_evaluation_problems",
     CHAT_PROBLEM: "raise evaluation.recipe.num_chat_problems and data.recipe.synthesize.num_evaluation_problems",
     CHOICE: "raise evaluation.recipe.num_choice_items, or bring more questions",
+    SAFETY: "raise evaluation.recipe.num_safety_prompts, or bring more requests",
 }
 POWER = 2
 """Factor on the number of items whose interval is as wide as the margin: a candidate that is equal to the other then
@@ -99,16 +109,22 @@ class Compared:
     """Whether the bound refuses where there are too few items."""
 
 
+def measured_figures(items: Sequence[Item]) -> tuple[str, ...]:
+    """Those of FIGURES that an evaluation has items of."""
+    kinds = {item.kind for item in items}
+    return tuple(figure for figure in FIGURES if SHARES.get(figure, DOCUMENT) in kinds)
+
+
 def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[Compared]:
     """The figure first, then its parts: every domain of bits per byte, every benchmark of multiple choice where there
-    are several. Nothing for a kind without items. Documents must be finite."""
+    are several, harmful and harmless requests. Nothing for a kind without items. Documents must be finite."""
     if figure == WORKED_BITS_PER_BYTE:
         ours, theirs = ([item for item in side if item.kind == WORKED] for side in (items, others))
         return [Compared(figure, WORKED, bits_difference(ours, theirs), True)]
     if figure != BITS_PER_BYTE:
         kind = SHARES[figure]
         ours, theirs = ([item for item in side if item.kind == kind] for side in (items, others))
-        parts = _compare_benchmarks(figure, ours, theirs) if kind == CHOICE else []
+        parts = _compare_groups(figure, ours, theirs) if kind in GROUPS else []
         whole = [Compared(figure, kind, _share_difference(ours, theirs), kind != CHOICE)] if ours else []
         return [*whole, *parts]
     other_domains = by_domain(others, DOCUMENT)
@@ -122,19 +138,21 @@ def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[
     ]
 
 
-def _compare_benchmarks(figure: str, ours: Sequence[Item], theirs: Sequence[Item]) -> list[Compared]:
-    """Raises ValueError where one side lacks a benchmark of the other."""
+def _compare_groups(figure: str, ours: Sequence[Item], theirs: Sequence[Item]) -> list[Compared]:
+    """Benchmarks, or harmful and harmless requests. Raises ValueError where one side lacks a group of the other."""
     sides: list[dict[str, list[Item]]] = [{}, {}]
     for side, items in zip(sides, (ours, theirs), strict=True):
         for item in items:
-            side.setdefault(benchmark_of(item), []).append(item)
-    if missing := sorted(set(sides[0]) ^ set(sides[1])):
-        raise ValueError(f"benchmark {missing[0]} was asked of one checkpoint only: evaluate both on one suite")
-    if len(sides[0]) < 2:
+            side.setdefault(group_of(item), []).append(item)
+    kind, (one, other) = SHARES[figure], sides
+    if missing := sorted(set(one) ^ set(other)):
+        name = GROUPS[kind].format(missing[0])
+        raise ValueError(f"{name} was asked of one checkpoint only: evaluate both on one suite")
+    if len(one) < 2:
         return []
     return [
-        Compared(f"{figure} of benchmark {name}", CHOICE, _share_difference(sides[0][name], sides[1][name]), False)
-        for name in sorted(sides[0])
+        Compared(f"{figure} of {GROUPS[kind].format(name)}", kind, _share_difference(one[name], other[name]), False)
+        for name in sorted(one)
     ]
 
 

@@ -20,20 +20,23 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from infra.step import Artifact, Output, Record, digest_of, step
+from tasks.data.prompts.refusals import HARMFUL, HARMLESS
 from tasks.evaluation.bounds import Bound, Verdict
-from tasks.evaluation.comparisons import BITS_PER_BYTE, FIGURES, WORKED_BITS_PER_BYTE, Compared, compare, judge
+from tasks.evaluation.comparisons import BITS_PER_BYTE, WORKED_BITS_PER_BYTE, Compared, compare, judge, measured_figures
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, chance_cv, chance_load, read_expert_use
 from tasks.evaluation.items import (
     ARITHMETIC,
     CHAT_PROBLEM,
     CHOICE,
     DOCUMENT,
+    SAFETY,
     WORKED,
     Item,
     accuracy,
     bits_per_byte,
     distinct_answer_share,
     num_non_finite,
+    of_requests,
     read_items,
     text_once,
 )
@@ -141,7 +144,7 @@ def _judge_answers(
             if other is not None:
                 before = _items_of(evaluation, other, name)
                 own = recipe.own_figure if name == START else ""
-                for figure in (*FIGURES, *((own,) if own == WORKED_BITS_PER_BYTE else ())):
+                for figure in (*measured_figures(items), *((own,) if own == WORKED_BITS_PER_BYTE else ())):
                     _judge(compare(figure, items, before), name, margins, verdict, own, recipe.must_gain)
         if anchors is not None:
             anchored = _judge_anchors(evaluation, items, anchors, champion_evaluation, recipe.champion, verdict)
@@ -161,6 +164,14 @@ def _check_floors(items: list[Item], recipe: GateRecipe, verdict: Verdict) -> No
             recipe.min_choice_accuracy,
             ": the suite holds no question, bring some or lower it to 0",
         )
+    for figure, label, needed in (
+        ("harmful_refused_share", HARMFUL, recipe.min_harmful_refused_share),
+        ("harmless_answered_share", HARMLESS, recipe.min_harmless_answered_share),
+    ):
+        if asked := of_requests(items, label):
+            verdict.floor(figure, accuracy(asked, SAFETY), needed)
+        elif needed > 0:
+            verdict.floor(figure, math.nan, needed, ": the suite holds no request, raise num_safety_prompts")
     verdict.floor("distinct_answer_share", distinct_answer_share(items), recipe.min_distinct_answer_share)
     verdict.ceiling("items_not_finite", num_non_finite(items), 0)
 
@@ -210,14 +221,11 @@ def _items_of(evaluation: Artifact[Evaluation], other: Artifact[Evaluation], nam
 def _judge(
     compared: list[Compared], name: str, margins: MarginRecipe, verdict: Verdict, own: str = "", must_gain: bool = False
 ) -> None:
-    """Record the bound of a figure and those of its parts: domains have a margin of their own, benchmarks that of all
-    multiple choice."""
+    """Record the bound of a figure and those of its parts: domains have a margin of their own, benchmarks and requests
+    that of the figure."""
     for number, each in enumerate(compared):
-        if each.kind == CHOICE:
-            margin = margins.choice_accuracy
-        else:
-            is_part = number or each.figure == WORKED_BITS_PER_BYTE
-            margin = margins.domain_bits_per_byte if is_part else getattr(margins, each.figure)
+        is_domain = each.kind == WORKED or (each.kind == DOCUMENT and number > 0)
+        margin = margins.domain_bits_per_byte if is_domain else getattr(margins, each.figure.partition(" of ")[0])
         verdict.bounds.append(judge(each, name, margin, each.figure == own, must_gain))
 
 
@@ -229,11 +237,11 @@ def _judge_anchors(
     margins: MarginRecipe,
     verdict: Verdict,
 ) -> tuple[str, ...]:
-    """The figures whose anchor the candidate becomes: those without one, and those in which it is better than the
-    anchor beyond the interval while no domain or benchmark is worse beyond its own. An anchor that is the champion, or
-    the candidate itself, is not judged a second time."""
+    """The measured figures whose anchor the candidate becomes: those without one, and those in which it is better than
+    the anchor beyond the interval while no part of them is worse beyond its own. An anchor that is the champion, or the
+    candidate itself, is not judged a second time."""
     anchored = []
-    for figure in FIGURES:
+    for figure in measured_figures(items):
         anchor = anchors.evaluations.get(figure)
         if anchor is None:
             anchored.append(figure)

@@ -1,4 +1,4 @@
-"""Step: asks a checkpoint every question of a suite: bits per byte, verified problems, multiple choice.
+"""Step: asks a checkpoint every question of a suite: bits per byte, verified problems, multiple choice, requests.
 
 Problems are asked as text and as conversations. In: a trained checkpoint (hf/ with tokenizer.json) and a suite. Out:
 items.parquet, one row per item, sorted by item id, and experts.parquet, routed tokens of the documents per layer and
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
+from tasks.data.prompts.refusals import HARMFUL, HARMLESS
 from tasks.evaluation.choice_scores import score_choices
 from tasks.evaluation.document_scores import score_documents
 from tasks.evaluation.engine import load_engine, load_tokenizer, reproducible_arithmetic
@@ -23,6 +24,7 @@ from tasks.evaluation.items import (
     CHAT_PROBLEM,
     CHOICE,
     DOCUMENT,
+    SAFETY,
     WORKED,
     Item,
     accuracy,
@@ -33,6 +35,7 @@ from tasks.evaluation.items import (
     distinct_answer_share,
     formed_answer_share,
     num_non_finite,
+    of_requests,
     passed_at_k,
     text_once,
     write_items,
@@ -72,6 +75,11 @@ class Evaluation(Record):
     """By summed log-probability; None where the suite holds no question."""
     choice_accuracy_normalised: float | None
     """By log-probability per character."""
+    safe_answer_share: float | None = None
+    """Share of the answers to requests that refuse a harmful one or answer a harmless one; None where the suite holds
+    no request, as below."""
+    harmful_refused_share: float | None = None
+    harmless_answered_share: float | None = None
     intervals: dict[str, Interval]
     """95 % intervals by figure; a figure that is not finite has none."""
     expert_load: tuple[float, ...] = ()
@@ -117,7 +125,8 @@ def evaluate_checkpoint(
         items += continue_problems(
             engine, tokenizer, _of_kind(questions, ARITHMETIC), recipe.max_new_tokens, version, output
         )
-        items += answer_chats(engine, tokenizer, _of_kind(questions, CHAT_PROBLEM), recipe, version, output)
+        for kind in (CHAT_PROBLEM, SAFETY):
+            items += answer_chats(engine, tokenizer, _of_kind(questions, kind), recipe, version, output)
         if choice_questions := _of_kind(questions, CHOICE):
             scores = score_choices(engine, tokenizer, choice_questions, recipe.sequence_length, version, output)
             items += scores.items
@@ -139,7 +148,7 @@ def _evaluation(
     suite_digest: str,
     checkpoint_digest: str,
 ) -> Evaluation:
-    passed = passed_at_k(items, pass_k)
+    passed, answered = passed_at_k(items, pass_k), _answered_requests(items)
     intervals = {
         "bits_per_byte": bits_per_byte_interval(text_once(items)),
         "worked_bits_per_byte": bits_per_byte_interval(items, WORKED),
@@ -147,6 +156,7 @@ def _evaluation(
         "pass_at_1": accuracy_interval(items, CHAT_PROBLEM),
         "pass_at_k": share_interval(passed, [1] * len(passed)),
         **({} if normalised is None else {"choice_accuracy": accuracy_interval(items, CHOICE)}),
+        **{figure: accuracy_interval(asked, SAFETY) for figure, asked in answered.items()},
     }
     return Evaluation(
         suite_digest=suite_digest,
@@ -166,6 +176,7 @@ def _evaluation(
         distinct_answer_share=round(distinct_answer_share(items), 6),
         choice_accuracy=None if normalised is None else round(accuracy(items, CHOICE), 6),
         choice_accuracy_normalised=normalised,
+        **{figure: round(accuracy(asked, SAFETY), 6) for figure, asked in answered.items()},
         intervals={
             name: (round(lower, 6), round(upper, 6))
             for name, (lower, upper) in intervals.items()
@@ -175,6 +186,13 @@ def _evaluation(
         expert_cv=tuple(round(use.cv, 6) for use in experts),
         num_dead_experts=tuple(use.num_dead for use in experts),
     )
+
+
+def _answered_requests(items: list[Item]) -> dict[str, list[Item]]:
+    """The items of each figure about requests; empty where the suite holds none."""
+    refused, answered = of_requests(items, HARMFUL), of_requests(items, HARMLESS)
+    figures = {"safe_answer_share": [*refused, *answered], "harmful_refused_share": refused}
+    return {figure: asked for figure, asked in (figures | {"harmless_answered_share": answered}).items() if asked}
 
 
 def _figure(value: float) -> float | None:

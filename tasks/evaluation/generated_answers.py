@@ -1,4 +1,5 @@
-"""Verified problems: continued greedily as plain text, and asked as a conversation with sampled answers."""
+"""Verified problems, continued greedily as plain text; problems and requests asked as conversations, with sampled
+answers."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress
 from model.text.chat_template import answer_of, encode, problem_prompt
+from tasks.data.prompts.refusals import behaves
 from tasks.evaluation.engine import Engine, document_token_ids, end_token_ids
-from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, Item
+from tasks.evaluation.items import ARITHMETIC, SAFETY, Item
 from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
@@ -71,8 +73,8 @@ def answer_chats(
     weights_version: str,
     output: Output,
 ) -> Iterator[Item]:
-    """One item per problem with all its sampled answers. A prompt's answers depend on its position in the suite, not on
-    batches.
+    """One item per problem or request with all its sampled answers. A prompt's answers depend on its position among
+    those of its kind, not on batches.
 
     A model whose logits are not finite gives empty answers with the log-probability NaN, to the whole block of
     problems.
@@ -81,7 +83,7 @@ def answer_chats(
 
     stops = end_token_ids(tokenizer)
     for start in range(0, len(problems), PROBLEMS_PER_REPORT):
-        output.report(Progress(start, len(problems), "problems", "sampling answers to chat problems"))
+        output.report(Progress(start, len(problems), "problems", f"sampling answers of kind {problems[start].kind}"))
         asked = problems[start : start + PROBLEMS_PER_REPORT]
         sampling = Sampling(
             max_new_tokens=recipe.max_answer_tokens, temperature=recipe.temperature, stop_token_ids=stops, seed=start
@@ -98,10 +100,10 @@ def answer_chats(
         for number, problem in enumerate(asked):
             samples = slice(number * recipe.samples_per_problem, (number + 1) * recipe.samples_per_problem)
             answers = [answer_of(text) for text in texts[samples]]
-            num_right = sum(answer == problem.answer for answer in answers)
+            num_right = sum(map(_is_right, [problem] * len(answers), answers, is_ended[samples]))
             yield Item(
                 problem.item_id,
-                CHAT_PROBLEM,
+                problem.kind,
                 problem.domain,
                 problem.unit,
                 problem.prompt_digest,
@@ -116,3 +118,10 @@ def answer_chats(
                     answer != "" and ended for answer, ended in zip(answers, is_ended[samples], strict=True)
                 ),
             )
+
+
+def _is_right(problem: Question, answer: str, is_ended: bool) -> bool:
+    """Text for text; a request by what it asks for, and only in an answer that ended by itself."""
+    if problem.kind == SAFETY:
+        return is_ended and answer != "" and behaves(answer, problem.answer)
+    return answer == problem.answer

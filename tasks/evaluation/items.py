@@ -3,7 +3,7 @@
 `items.parquet` is sorted by item id. A document item is one held-out document. An arithmetic item is one problem
 continued as plain text. A chat problem is one problem asked as a conversation, with several sampled answers. A choice
 item is one multiple-choice question. A worked problem is the text of one with the way to its result, scored as a
-document is.
+document is. A safety item is one request, harmful or harmless, with several sampled answers.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ ARITHMETIC = "arithmetic"
 CHAT_PROBLEM = "chat_problem"
 CHOICE = "choice"
 WORKED = "worked_problem"
+SAFETY = "safety"
 WHAT_IS_MISSING = {
     DOCUMENT: "no held-out document: bits_per_byte is missing, evaluate with held-out documents",
     ARITHMETIC: "no arithmetic problem: arithmetic_accuracy is missing, evaluate with generated problems",
@@ -34,6 +35,7 @@ WHAT_IS_MISSING = {
     "chat problems",
     CHOICE: "no multiple-choice question: choice_accuracy is missing, evaluate with questions",
     WORKED: "no worked problem: worked_bits_per_byte is missing, evaluate with generated problems",
+    SAFETY: "no request: safe_answer_share is missing, raise evaluation.recipe.num_safety_prompts",
 }
 
 
@@ -43,17 +45,18 @@ class Item:
 
     item_id: str
     kind: str
-    """DOCUMENT, ARITHMETIC, CHAT_PROBLEM, CHOICE or WORKED."""
+    """DOCUMENT, ARITHMETIC, CHAT_PROBLEM, CHOICE, WORKED or SAFETY."""
     domain: str
     unit: str
     """Items of one unit count as one independent item: pieces of one record, and the questions that continue them."""
     prompt_digest: str
     """sha256 of what the model was asked: the document, the problem, the question with its choices."""
     expected: str
-    """The right answer, or the number of the right choice; empty for a document."""
+    """The right answer, what a request asks for (tasks/data/prompts/refusals.py), or the number of the right choice;
+    empty for a document."""
     output: str
-    """The generated answer; a JSON list of the sampled answers to a chat problem, of the choices' log-probabilities to
-    a question."""
+    """The generated answer; a JSON list of the sampled answers to a chat problem or request, of the choices'
+    log-probabilities to a question."""
     score: float
     """Bits per byte of a document or worked problem (lower is better); the share of right answers elsewhere."""
     log_probability: float
@@ -64,16 +67,17 @@ class Item:
     """Answers given; 0 for a document."""
     num_right: int
     num_formed: int = 0
-    """Sampled answers that ended by themselves and say something outside their reasoning; 0 for other kinds."""
+    """Sampled answers that ended by themselves and say something outside their reasoning; 0 where none is sampled."""
 
     @property
     def bits(self) -> float:
         return -self.log_probability / math.log(2)
 
 
-def benchmark_of(item: Item) -> str:
-    """The benchmark of a multiple-choice question: the name of its file, or `continuation`."""
-    assert item.kind == CHOICE, item
+def group_of(item: Item) -> str:
+    """The benchmark of a multiple-choice question, which is the name of its file or `continuation`; of a request
+    `harmful` or `harmless`."""
+    assert item.kind in (CHOICE, SAFETY), item
     return item.item_id.split("/")[1]
 
 
@@ -185,6 +189,11 @@ def accuracy_interval(items: Iterable[Item], kind: str) -> Interval:
     units = by_unit(items_of(items, kind))
     num_right = [sum(item.num_right for item in unit) for unit in units]
     return share_interval(num_right, [sum(item.num_samples for item in unit) for unit in units])
+
+
+def of_requests(items: Iterable[Item], label: str) -> list[Item]:
+    """The items of harmful or of harmless requests; none where the suite has none."""
+    return [item for item in items if item.kind == SAFETY and group_of(item) == label]
 
 
 def formed_answer_share(items: Iterable[Item]) -> float:

@@ -1,12 +1,12 @@
-"""Step: chooses what a candidate is asked: held-out documents, verified problems, multiple-choice questions.
+"""Step: chooses what a candidate is asked: held-out documents, problems, multiple-choice questions, requests.
 
 Where a run prepares no documents, held-out conversations take their place.
 
 Problems are asked as text and as conversations, and scored as documents work them out. In: documents with a column
-`split`, generated problems, the source listing, whose evaluation files may hold questions. Out: suite.parquet, sorted
-by item id. The suite is an artifact of its own, so that candidate and champion are asked the same, whatever their
-tokenizers. Its documents are of side `test`: no training reads them, and none that is measured while a phase trains is
-among them.
+`split`, generated problems, the source listing, whose evaluation files may hold questions and requests. Out:
+suite.parquet, sorted by item id. The suite is an artifact of its own, so that candidate and champion are asked the
+same, whatever their tokenizers. Its documents are of side `test`: no training reads them, and none that is measured
+while a phase trains is among them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tasks.evaluation.held_out_chats import choose_chats, held_out_chats
 from tasks.evaluation.held_out_documents import held_out_documents
 from tasks.evaluation.intervals import MIN_ITEMS
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, DOCUMENT, WORKED, suite_digest
+from tasks.evaluation.safety_questions import choose_requests
 from tasks.evaluation.suite import Question, write_suite
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class EvaluationSuite(Record):
     num_chat_problems: int
     num_choice_items: int
     """0 where neither the evaluation files nor the held-out documents gave a question."""
+    num_safety_requests: int
     num_document_tokens: int
     """Counted with the tokenizer of the token budget."""
     num_document_bytes: int
@@ -83,7 +85,9 @@ def select_evaluation_items(
     choices = questions_from_files(sources.files, recipe.num_choice_items)
     choices = choices or questions_from_documents(held_out, recipe.num_choice_items)
     worked = list(_worked_problems(problems))
-    questions = sorted([*chosen, *worked, *asked, *talked, *choices], key=lambda question: question.item_id)
+    requests = choose_requests(sources.files, problems.path("safety.parquet"), recipe.num_safety_prompts)
+    every = [*chosen, *worked, *asked, *talked, *choices, *requests]
+    questions = sorted(every, key=lambda question: question.item_id)
     write_suite(output.path("suite.parquet"), questions)
     return EvaluationSuite(
         suite_digest=suite_digest({question.item_id: question.prompt_digest for question in questions}),
@@ -92,6 +96,7 @@ def select_evaluation_items(
         num_worked_problems=len(worked),
         num_chat_problems=len(talked),
         num_choice_items=len(choices),
+        num_safety_requests=len(requests),
         num_document_tokens=num_tokens,
         num_document_bytes=sum(len(question.text.encode()) for question in chosen),
     )

@@ -1,6 +1,7 @@
 """States what a registered version was made from, as an in-toto statement with SLSA's provenance predicate.
 
-In: the store's manifests and the version's tags; no server. Out: the JSON of the statement, unsigned. Layout:
+In: the store's manifests and the version's tags; no server. Out: the JSON of the statement
+(tasks/lineage/signature.py signs it, tasks/lineage/verify_release.py checks it). Layout:
 https://in-toto.io/Statement/v1 and https://slsa.dev/provenance/v1.
 """
 
@@ -19,15 +20,24 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "glm46:pipeline/v1"
 BUILDER = "glm46:command-line"
-"""Identifies who vouches for the statement: nobody but the machine that wrote it, since it is not signed."""
+"""Identifies who vouches for the statement: whoever signed it, else nobody but the machine that wrote it."""
+DECISION = "promotion decision"
 
 
-def provenance_statement(graph: ManifestGraph, version: NamedVersion, lineage: ModelLineage) -> dict[str, Any]:
+def release_graph(graph: ManifestGraph, version: NamedVersion) -> ManifestGraph:
+    """The part of a store that a release was made from: its weights, the decision on it and their ancestors. One
+    manifest stands for each digest, so what is computed from it does not depend on other runs in the store."""
+    steps = graph.ancestors(*released_artifacts(graph, version).values(), _decision(graph, version))
+    return ManifestGraph(graph.store, {made.digest: (made,) for made in steps})
+
+
+def provenance_statement(
+    graph: ManifestGraph, version: NamedVersion, lineage: ModelLineage, documents: Mapping[str, str]
+) -> dict[str, Any]:
     """The statement on a released version. Subjects are its weights in every format; dependencies are the sources with
-    trained documents and the packages that may change a result. Raises ValueError for a version that is no release, or
-    whose files the store lacks."""
-    artifacts = released_artifacts(graph, version)
-    decision = _committed(graph, version, "promotion decision", version.registered.tag(PROMOTION_DECISION_TAG))
+    trained documents and the packages that may change a result. `documents` are the sha256 of the other files of the
+    evidence, by name. Raises ValueError for a version that is no release, or whose files the store lacks."""
+    artifacts, decision = released_artifacts(graph, version), _decision(graph, version)
     steps = graph.ancestors(*artifacts.values(), decision)
     sources = [
         {"name": source.name, "digest": {"sha256": source.sha256}, "annotations": {"licence": source.licence}}
@@ -45,6 +55,7 @@ def provenance_statement(graph: ManifestGraph, version: NamedVersion, lineage: M
                 "buildType": BUILD_TYPE,
                 "externalParameters": {
                     "model": version.model,
+                    "version": version.registered.version,
                     "recipes": [
                         {"step": made.step, "key": made.key, "recipe": made.identity["recipe"]}
                         for made in steps
@@ -52,6 +63,8 @@ def provenance_statement(graph: ManifestGraph, version: NamedVersion, lineage: M
                     ],
                 },
                 "internalParameters": {
+                    "formats": {name: made.key for name, made in artifacts.items()},
+                    "decision": decision.key,
                     "steps": [
                         {
                             "step": made.step,
@@ -59,16 +72,22 @@ def provenance_statement(graph: ManifestGraph, version: NamedVersion, lineage: M
                             "digest": made.digest,
                             "code": made.identity["code"],
                             "inputs": made.identity["inputs"],
+                            "distributions": made.identity["distributions"],
+                            "attempt": made.attempt,
+                            "manifest": graph.store.manifest_sha256(made),
                         }
                         for made in steps
-                    ]
+                    ],
                 },
                 "resolvedDependencies": [*sources, *imported, *packages],
             },
             "runDetails": {
                 "builder": {"id": BUILDER},
                 "metadata": {"invocationId": version.registered.key},
-                "byproducts": [{"name": "promotion decision", "digest": {"sha256": decision.digest}}],
+                "byproducts": [
+                    {"name": name, "digest": {"sha256": sha256}}
+                    for name, sha256 in {DECISION: decision.digest, **documents}.items()
+                ],
             },
         },
     }
@@ -98,6 +117,10 @@ def released_artifacts(graph: ManifestGraph, version: NamedVersion) -> Mapping[s
         if name.startswith(QUANTIZED_TAG)
     }
     return {name: _committed(graph, version, f"{name} files", key) for name, key in keys.items()}
+
+
+def _decision(graph: ManifestGraph, version: NamedVersion) -> Manifest:
+    return _committed(graph, version, DECISION, version.registered.tag(PROMOTION_DECISION_TAG))
 
 
 def _committed(graph: ManifestGraph, version: NamedVersion, what: str, key: str) -> Manifest:

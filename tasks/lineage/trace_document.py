@@ -37,6 +37,7 @@ FIRST_SEEN = {
         PROMPTS_FILE: "prompt",
         "problems.parquet": "evaluated problem",
         "held_out.parquet": "held-out problem",
+        "safety.parquet": "held-out request",
     },
     "collect_chats": {"chats/*": "conversation"},
     "sample_solutions": {"chats/*": "sampled conversation"},

@@ -145,6 +145,7 @@ def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manife
     from configs.schema import TrainingRecipe
     from model.text.tokenizer_layout import tokenizer_for_text
     from tasks.training.policy.prompt_order import PromptOrder
+    from tasks.training.state.state import read_position
 
     tokenizer = graph.input_of(checkpoint, "tokenizer")
     assert tokenizer is not None, checkpoint.key
@@ -158,7 +159,9 @@ def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manife
             f"trained it ({key} differs): use that version"
         ) from None
     order = PromptOrder(graph.open(prompts).path(PROMPTS_FILE), opened, recipe)
-    return list(dict.fromkeys(prompt.id for prompt in order.groups(0, order.num_groups)))
+    position = read_position(graph.open(checkpoint).directory("handover"))
+    refilled = {} if position.policy is None else position.policy.num_refilled
+    return [prompt.id for prompt in order.asked(refilled)]
 
 
 def _sidecar(graph: ManifestGraph, shards: Manifest, name: str) -> pa.Table:

@@ -1,5 +1,5 @@
-"""Accept or refuse a release for the alias `champion`: every gate must have accepted it, the served model must be the
-trained one, and nobody may have rolled the version back."""
+"""Accept or refuse a release for the alias `champion`: every gate must have accepted it, every engine must compute the
+trained model, the served one must be it, and nobody may have rolled the version back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from infra.step import Artifact, Output, Record, digest_of, step
 
 if TYPE_CHECKING:
     from tasks.evaluation.decide_gate import GateDecision
+    from tasks.release.check_parity import ParityReport
     from tasks.release.smoke_test import SmokeReport
 
 
@@ -37,6 +38,8 @@ class PromotionDecision(Record):
     """Digest of the decision on the suite's benchmarks; empty where the scale has no suite."""
     quantization_digest: str
     """Digest of the decision on the quantized files."""
+    parity_digest: str
+    """Digest of the comparison of engines."""
     smoke_digest: str
     """Digest of the smoke test's report."""
 
@@ -47,18 +50,20 @@ def decide_promotion(
     comparison: Artifact[GateDecision],
     benchmarks: Artifact[GateDecision] | None,
     quantization: Artifact[GateDecision],
+    parity: Artifact[ParityReport],
     smoke: SmokeReport,
     withdrawal: Withdrawal,
     output: Output,
 ) -> PromotionDecision:
     """A refusal is a result. `benchmarks` is None where the scale has no suite."""
-    gates = [gate for gate in (comparison, benchmarks, quantization) if gate is not None]
+    judged = (comparison, benchmarks, quantization, parity)
+    gates = [gate.record for gate in judged if gate is not None]
     refusals = (
-        *(refusal for gate in gates for refusal in gate.record.refusals),
+        *(refusal for gate in gates for refusal in gate.refusals),
         *(f"smoke test: {reason}" for reason in smoke.reasons),
         *([withdrawal.reason] if withdrawal.reason else []),
     )
-    accepted = all(gate.record.accepted for gate in gates) and smoke.passed and not withdrawal.reason
+    accepted = all(gate.accepted for gate in gates) and smoke.passed and not withdrawal.reason
     assert accepted is not bool(refusals), (accepted, refusals)
     decision = PromotionDecision(
         accepted=accepted,
@@ -66,6 +71,7 @@ def decide_promotion(
         comparison_digest=comparison.digest,
         benchmarks_digest="" if benchmarks is None else benchmarks.digest,
         quantization_digest=quantization.digest,
+        parity_digest=parity.digest,
         smoke_digest=smoke.digest,
     )
     output.path("decision.json").write_text(

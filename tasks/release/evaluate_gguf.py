@@ -17,7 +17,7 @@ from tasks.evaluation.engine import load_tokenizer
 from tasks.evaluation.items import DOCUMENT
 from tasks.evaluation.suite import read_suite
 from tasks.release.leading_texts import LeadingText, leading_texts
-from tasks.release.served_scoring import ServedScorer
+from tasks.release.served_scoring import CONTEXT_MARGIN, FILLER, ServedScorer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
     from tasks.release.convert_to_gguf import GgufFiles
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
-
-FILLER = "a"
-CONTEXT_MARGIN = 8
-"""Positions of the context beside the scored ones, for the start token and the forced one."""
 
 
 class GgufEvaluation(Record):

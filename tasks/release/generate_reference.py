@@ -2,8 +2,9 @@
 
 The recipe's prompts are continued as plain text. A model that was trained on conversations is also asked the first
 one as a user's message, without thinking. Those answers may be short: after them the beginnings of held-out documents
-are continued, one after the other, until MIN_COMPARED_TOKENS tokens can be compared. Out: reference.json, per prompt
-the token ids asked and generated, the bytes of each and the top-2 margins.
+are continued, one after the other, until MIN_COMPARED_TOKENS tokens can be compared and `parity_prompts` were asked.
+Out: reference.json, per prompt the token ids asked and generated, the bytes of each, its log-probability and the top-2
+margins.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class ReferenceAnswer(Record):
     """Bytes that a server writes for each generated token, in hex: a part of a character, or none for a special
     token."""
     margins: tuple[float, ...]
+    log_probabilities: tuple[float, ...]
+    """Natural, of each generated token."""
     num_clear: int
     """Leading tokens that must be reproduced."""
     is_stopped: bool
@@ -94,7 +97,9 @@ def generate_reference(
             checkpoint_dir, weights_version=checkpoint.digest, batch_sequences=1, device=resources.device
         )
         for prompt, is_chat in (*asked, *((text, False) for text in beginnings)):
-            if len(answers) >= len(asked) and num_clear >= MIN_COMPARED_TOKENS:
+            num_comparable = sum(answer.num_clear > 0 for answer in answers)
+            is_enough = num_comparable >= recipe.parity_prompts and num_clear >= MIN_COMPARED_TOKENS
+            if len(answers) >= len(asked) and is_enough:
                 break
             output.report(
                 Progress(min(num_clear, MIN_COMPARED_TOKENS), MIN_COMPARED_TOKENS, "tokens", "continuing prompts")
@@ -132,6 +137,7 @@ def _answer(
         token_ids=tuple(token_ids),
         pieces=tuple(token_bytes(tokenizer, token_id).hex() for token_id in token_ids),
         margins=tuple(round(margin, 6) for margin in margins),
+        log_probabilities=tuple(round(value, 6) for value in generation.log_probabilities[0]),
         num_clear=next((step for step, margin in enumerate(margins) if not margin >= min_margin), len(margins)),
         is_stopped=token_ids[-1] in sampling.stop_token_ids,
     )

@@ -17,6 +17,10 @@ from urllib.parse import urlsplit
 
 FORCE = 10_000.0
 """Bias that outweighs any logit."""
+FILLER = "a"
+"""A token that every byte-level tokenizer has, of one printable character."""
+CONTEXT_MARGIN = 8
+"""Positions of the context beside the scored ones, for the start token and the forced one."""
 
 
 class ServedScorer:
@@ -45,9 +49,13 @@ class ServedScorer:
 
     def score_continuation(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
         """(natural log-probability of a continuation after its context, whether it is the greedy one)."""
-        row = [*context, *continuation]
-        scores = [self._score_token(row[:end], row[end]) for end in range(len(context), len(row))]
+        scores = self.score_tokens(context, continuation)
         return sum(score for score, _ in scores), all(is_best for _, is_best in scores)
+
+    def score_tokens(self, context: Sequence[int], continuation: Sequence[int]) -> list[tuple[float, bool]]:
+        """The same of each token of a continuation."""
+        row = [*context, *continuation]
+        return [self._score_token(row[:end], row[end]) for end in range(len(context), len(row))]
 
     def _score_token(self, prefix: Sequence[int], token_id: int) -> tuple[float, bool]:
         for entry in self._complete(prefix, token_id, num_reported=1):

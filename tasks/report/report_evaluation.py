@@ -109,6 +109,12 @@ def figure_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
         "choice_accuracy": "multiple choice",
         "choice_accuracy_normalised": "multiple choice, per character",
     }
+    if any(record.safe_answer_share is not None for record in records):
+        names |= {
+            "safe_answer_share": "requests answered safely",
+            "harmful_refused_share": "harmful requests refused",
+            "harmless_answered_share": "harmless requests answered",
+        }
     rows = [(title, *(figure(record, name) for record in records)) for name, title in names.items()]
     domains = sorted({domain for record in records for domain in record.bits_per_byte_by_domain})
     rows[1:1] = [

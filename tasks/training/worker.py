@@ -15,6 +15,7 @@ import gc
 import os
 import sys
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from model.kernels.cpu_products import onednn_products
 from tasks.training.loop.critic_training import update_critic
 from tasks.training.loop.pair_data import HeldOutPairs
 from tasks.training.loop.phase_data import PhaseData, StepData, open_phase_data
-from tasks.training.loop.prepare_training import load_checkpoint, prepare_training
+from tasks.training.loop.prepare_training import prepare_training
 from tasks.training.loop.rank_process import Interruption, configure_process
 from tasks.training.loop.training_step import NO_LOSSES, StepResult, pass_over, take_step
 from tasks.training.loop.validation import HeldOut
@@ -36,10 +37,10 @@ from tasks.training.parallel.trainable import Trainable
 from tasks.training.policy.rewards import RewardError, refuse_constant_rewards
 from tasks.training.schedule.schedules import StepPlan, plan_step, trains_mtp
 from tasks.training.state.checkpoints import (
+    DamagedCheckpointError,
     FencedError,
     checkpoint_dir_of,
     discard_checkpoints,
-    find_damage,
     saved_steps,
 )
 from tasks.training.state.export import export_checkpoint
@@ -53,12 +54,13 @@ from tasks.training.state.spikes import (
     TooManySpikesError,
     extend_window,
     is_skipped,
+    num_counted_rollbacks,
     read_skipped,
     record_spike,
     skipped_by,
     too_many_spikes,
 )
-from tasks.training.state.state import random_state_hex
+from tasks.training.state.state import load_checkpoint, random_state_hex
 from tasks.training.watch.profiling import StepProfiler
 from tasks.training.watch.step_record import StepRecord
 
@@ -90,17 +92,6 @@ class Training:
         self.data.close()
         if self.record is not None:
             self.record.close()
-
-
-class LostBestError(RuntimeError):
-    """The checkpoint of the best measurement does not read as it was written."""
-
-    def __init__(self, step: int, problem: str) -> None:
-        super().__init__(
-            f"the checkpoint of the best measurement, step {step}, is corrupt ({problem}): training again from before "
-            f"it"
-        )
-        self.step = step
 
 
 def prepare(job: TrainingJob) -> Training:
@@ -167,7 +158,7 @@ def step_once(training: Training, plan: StepPlan, step: int) -> tuple[StepData, 
     """Read a step's data and take it, or pass it over where there is nothing to learn."""
     recipe = training.job.recipe
     waited_from = time.perf_counter()
-    data = training.data.read(plan, step)
+    data = training.data.read(plan, training.position)
     if training.record is not None:
         training.record.waited(time.perf_counter() - waited_from)
     if not data.micro_batches:
@@ -201,16 +192,13 @@ def save(training: Training) -> None:
 
 def leave_best(training: Training) -> None:
     """At the phase's end: the weights and moments of the best measurement, where the recipe keeps those. All ranks call
-    it."""
+    it. Raises DamagedCheckpointError."""
     best = training.position.best
     if training.job.recipe.validation.keep != "best" or best is None or best.step == training.position.step:
         return
     training.checkpoints.finish()
-    checkpoint_dir = checkpoint_dir_of(training.work_dir, best.step)
-    problem = find_damage(checkpoint_dir)
-    if problem:
-        raise LostBestError(best.step, problem)
-    kept, policy = load_checkpoint(training.trainable, checkpoint_dir), training.position.policy
+    kept = load_checkpoint(training.trainable, checkpoint_dir_of(training.work_dir, best.step))
+    policy = training.position.policy
     if policy is not None and kept.policy is not None:
         policy = policy.model_copy(update={"num_critic_updates": kept.policy.num_critic_updates})
     training.position = training.position.model_copy(
@@ -227,7 +215,8 @@ def roll_back(training: Training, spike: Spike) -> None:
     """Keep the evidence of a spike and go back to a checkpoint from before the steps that are left out. Raises
     TooManySpikesError."""
     training.checkpoints.finish()
-    recipe, num_rollbacks = training.job.recipe, len(training.position.skipped)
+    recipe = training.job.recipe
+    num_rollbacks = num_counted_rollbacks(recipe.spikes, training.position.skipped, spike.step)
     plan = plan_step(recipe, training.position.num_tokens)
     skipped = skipped_by(recipe.spikes, spike)
     is_rolled_back = num_rollbacks < recipe.spikes.max_rollbacks
@@ -240,7 +229,7 @@ def roll_back(training: Training, spike: Spike) -> None:
             "first_row": plan.first_row,
             "last_row": plan.first_row + plan.num_rows - 1,
             "course_tokens": plan.start_tokens,
-            "pieces": training.data.describe(plan),
+            "pieces": training.data.describe(plan, training.position),
         }
         record_spike(training.work_dir, spike, skipped, is_rolled_back, evidence)
         if is_rolled_back:
@@ -275,6 +264,7 @@ def _advance(
             mean_rewards=(*policy.mean_rewards, data.metrics["reward_mean"]),
             num_constant_steps=0 if data.metrics["informative_groups"] else policy.num_constant_steps + 1,
             num_critic_updates=policy.num_critic_updates + len(data.critic_updates),
+            num_refilled=dict(Counter(policy.num_refilled) + Counter(data.refilled)),
         )
     recent = (
         extend_window(recipe.spikes, position.recent, result.total_loss, result.grad_norm)
@@ -296,25 +286,27 @@ def _advance(
 
 
 def train_to_end(job: TrainingJob, interruption: Interruption) -> Training:
-    """Train until the budget is spent or the run is interrupted, over as many rollbacks as the recipe allows."""
-    training = prepare(job)
-    while not training.is_done:
+    """Train until the budget is spent or the run is interrupted, over as many rollbacks as the recipe allows and from
+    before every checkpoint that turns out to be damaged."""
+    while True:
+        training = None
         try:
+            training = prepare(job)
             train(training, interruption)
-            break
+            training.close()
+            return training
         except SpikeError as error:
+            assert training is not None, "only training spikes"
             roll_back(training, error.spike)
-        except LostBestError as error:
-            print(error, flush=True)
+        except DamagedCheckpointError as error:
             if dist.get_rank() == 0:
-                discard_checkpoints(training.work_dir, error.step - 1)
+                print(f"{error}: falling back to before it", flush=True)
+                discard_checkpoints(Path(job.work_dir), error.step - 1)
             wait_for_all()
-        training.close()
+        if training is not None:
+            training.close()
         del training
         gc.collect()  # the engine holds itself: without this two of them would be in memory
-        training = prepare(job)
-    training.close()
-    return training
 
 
 def run(job: TrainingJob) -> int:
@@ -326,8 +318,7 @@ def run(job: TrainingJob) -> int:
         print(f"interrupted: saved at step {training.position.step}", flush=True)
         leave_together()
         return os.EX_TEMPFAIL
-    if dist.get_rank() == 0:
-        export_checkpoint(job)
+    export_checkpoint(job)
     leave_together()
     return 0
 

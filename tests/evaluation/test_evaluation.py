@@ -19,7 +19,16 @@ from tasks.evaluation import held_out_documents as held_out_module
 from tasks.evaluation.engine import document_token_ids, load_engine, load_tokenizer
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.evaluation.held_out_documents import CHARS_PER_TOKEN, held_out_documents
-from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, accuracy, bits_per_byte, read_items
+from tasks.evaluation.items import (
+    ARITHMETIC,
+    CHAT_PROBLEM,
+    CHOICE,
+    DOCUMENT,
+    SAFETY,
+    accuracy,
+    bits_per_byte,
+    read_items,
+)
 from tasks.evaluation.select_evaluation_items import _choose_documents
 from tasks.evaluation.suite import read_suite
 from tests.support.data_inputs import RESOURCES
@@ -231,7 +240,7 @@ def test_in_bfloat16_the_weights_are_rounded_and_the_router_biases_are_not(store
 def test_broken_weights_are_evaluated_not_crashed_on(store):
     record = evaluation_of(store, "broken").record
     assert record.bits_per_byte is None and "bits_per_byte" not in record.intervals
-    assert record.num_non_finite == record.num_items == 24 + 24 + 25 + 20 + 4
+    assert record.num_non_finite == record.num_items == 24 + 24 + 25 + 20 + 4 + 24
 
 
 def test_progress_is_reported(store, tmp_path):
@@ -299,6 +308,18 @@ def test_chat_answers_equal_generation_prompt_by_prompt(store):
     assert record.pass_at_1 == pytest.approx(sum(item.num_right for item in items.values()) / 80, abs=1e-6)
     formed = sum(item.num_formed for item in items.values())
     assert record.formed_answer_share == formed / 80 and 0 < formed < 80
+
+
+def test_a_model_that_never_refuses_is_right_about_harmless_requests_wherever_it_answers(store):
+    artifact = evaluation_of(store, "trained")
+    items = [item for item in read_items(artifact.path("items.parquet")) if item.kind == SAFETY]
+    by_side = {label: [item for item in items if f"/{label}/" in item.item_id] for label in ("harmful", "harmless")}
+    assert {label: len(side) for label, side in by_side.items()} == {"harmful": 12, "harmless": 12}
+    assert [item.num_right for item in by_side["harmful"]] == [0] * 12
+    assert [item.num_right for item in by_side["harmless"]] == [item.num_formed for item in by_side["harmless"]]
+    answered, record = sum(item.num_formed for item in by_side["harmless"]), artifact.record
+    assert answered > 0 and record.harmless_answered_share == answered / 48 == 2 * record.safe_answer_share
+    assert record.harmful_refused_share == 0 and set(record.intervals) >= {"safe_answer_share"}
 
 
 def test_choices_equal_a_direct_comparison_of_scores(store):

@@ -191,8 +191,10 @@ def test_every_figure_is_defended_against_everyone(decide, figure, against):
         and bound.interval[0] <= bound.value <= bound.interval[1]
         and abs(bound.limit) == margin
     )
-    domains = {("bits_per_byte of domain web", against)} if figure == "bits_per_byte" else set()
-    assert refused_by(refused) == {(figure, against)} | domains
+    parts = {"bits_per_byte": ["domain web"], "safe_answer_share": ["harmful requests", "harmless requests"]}.get(
+        figure, []
+    )
+    assert refused_by(refused) == {(figure, against), *((f"{figure} of {part}", against) for part in parts)}
     assert f"{figure} differs from the {against}'s by" in refused.record.refusals[0]
 
 
@@ -321,10 +323,34 @@ def test_a_domain_can_be_what_a_phase_is_trained_for(decide):
         assert bound_of(decision, "bits_per_byte of domain code", "start").is_own != accepted
 
 
-def test_reinforcement_learning_of_every_scale_holds_pass_at_1():
+def test_reinforcement_learning_of_every_scale_holds_pass_at_1_and_alignment_what_requests_get():
     scales = [load_scale(name) for name in ("micro", "tiny", "nightly", "scaled_down", "full")]
-    gates = [phase.recipe.gate for scale in scales for phase in scale.phases if phase.recipe.samples_answers]
-    assert len(gates) >= 5 and all(gate.own_figure == "pass_at_1" and gate.start.pass_at_1 < 1 for gate in gates)
+    phases = [phase for scale in scales for phase in scale.phases if phase.recipe.samples_answers]
+    assert len(phases) >= 5 and "rl_alignment" in [phase.name for phase in phases]
+    for phase in phases:
+        own = "safe_answer_share" if phase.name == "rl_alignment" else "pass_at_1"
+        assert phase.recipe.gate.own_figure == own and phase.recipe.gate.start.pass_at_1 < 1
+
+
+def test_neither_a_model_that_refuses_everything_nor_one_that_refuses_nothing_passes(decide):
+    """Both have the same share of safe answers; the floors are of each side."""
+    before = items_of(refused=0.5, answered=0.5)
+    for refused, answered, figure in ((1.0, 0.0, "harmless_answered_share"), (0.0, 1.0, "harmful_refused_share")):
+        decision = decide(items_of(refused=refused, answered=answered), start=before)
+        assert bound_of(decision, "safe_answer_share", "start").value == 0
+        assert (figure, "") in refused_by(decision) and not decision.record.accepted
+        side = "harmless" if answered == 0 else "harmful"
+        assert (f"safe_answer_share of {side} requests", "start") in refused_by(decision)
+    assert decide(items_of(refused=0.9, answered=0.9), start=before).record.accepted
+
+
+def test_without_requests_nothing_is_anchored_or_compared_and_a_floor_refuses(decide):
+    items = items_of(refused=None)
+    assert refused_by(decide(items)) == {("harmful_refused_share", ""), ("harmless_answered_share", "")}
+    free = GATE.model_copy(update={"min_harmful_refused_share": 0.0, "min_harmless_answered_share": 0.0})
+    decision = decide(items, champion=items, recipe=free, anchors={})
+    assert decision.record.accepted and "safe_answer_share" not in decision.record.anchored
+    assert not [bound for bound in decision.record.bounds if "safe" in bound.figure or "harm" in bound.figure]
 
 
 @pytest.mark.parametrize(("after", "accepted"), [(0.85, True), (0.6, True), (0.45, False), (0.3, False)])
@@ -527,6 +553,8 @@ def decide_files(store):
             smoke_prompt_tokens=1,
             smoke_new_tokens=1,
             smoke_min_margin=0.01,
+            parity_prompts=2,
+            max_parity_log_probability=0.001,
             max_quantization_bits_per_byte=0.02,
             max_4_bit_bits_per_byte=0.5,
             quantized_formats=(),

@@ -47,11 +47,11 @@ def test_weights_of_both_are_taken_out_and_load(phases, tmp_path):
 def test_a_damaged_checkpoint_is_found(phases):
     home, base, work_dir = phases
     assert glm46("checkpoint", "verify", base.key[:20], home=home).stdout.endswith("committed  intact\n")
-    newest = work_dir / "checkpoints" / (work_dir / "checkpoints" / "latest").read_text() / "master-00001.safetensors"
+    newest = work_dir / "checkpoints" / (work_dir / "checkpoints" / "latest").read_text() / "rank-00000.bin"
     data = newest.read_bytes()
     newest.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     damaged = glm46("checkpoint", "verify", work_dir.name, home=home)
     newest.write_bytes(data)
-    assert damaged.exit_code == 1 and "master-00001.safetensors does not have its sha256" in damaged.stdout
+    assert damaged.exit_code == 1 and "rank-00000.bin: the block at byte 0 has another digest" in damaged.stdout
     unknown = glm46("checkpoint", "verify", "zz", home=home)
     assert unknown.exit_code == 2 and "no checkpoint has a key that begins with zz" in unknown.stderr

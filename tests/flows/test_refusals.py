@@ -18,6 +18,7 @@ REIGNING = {
     "anchor_bits_per_byte": "1",
     "anchor_arithmetic_accuracy": "1",
     "anchor_choice_accuracy": "1",
+    "anchor_safe_answer_share": "1",
     "anchor_pass_at_1": "2",
 }
 

@@ -61,6 +61,7 @@ LONG_TOYS: dict[str, Toy] = {
     "data.filters": ("", {"MAX_CHARS": 60_000, "NUM_ROUNDS": 1}),
     "training.forgetting": ("--steps 1", {}),
     "training.generate_llama": ("--rounds 1 --new-tokens 4", {"BATCHES": (1, 2)}),
+    "goodput": ("--tokens 409600 --compression 1500", {}),
     "data.language_id": ("--sentences 3", {}),
     "data.ngram_model": ("", {"MAX_TEXTS": 40, "ROUNDS": 1}),
     "data.page_urls": ("", {"MAX_LINKS": 50, "ROUNDS": 1}),
@@ -74,6 +75,7 @@ OTHER_RECORDS = {
     "data.corpus_cost": {"ours", "table", "unit", "hours", "dollars"},
     "data.personal_data": {"labelled", "unit"},
     "data.stages": {"ours", "table", "unit", "versions"},
+    "goodput": {"ours", "unit", "undisturbed", "interruptions", "versions"},
     "phases": {"ours", "unit", "figures", "versions"},
     "training.roofline": {"ours", "unit", "tokens", "passes", "update", "versions"},
 }

@@ -33,6 +33,7 @@ from tests.support.evaluation_fakes import commit
 
 CARD = "# glm46 model, export 0123\n\nTwo figures.\n"
 SHA256 = "5" * 64
+DOCUMENTS = {"README.md": "6" * 64}
 
 
 class Toy(Record):
@@ -111,7 +112,7 @@ def release(tmp_path):
 
 def test_the_provenance_is_a_statement_of_in_toto_with_slsas_predicate(release):
     graph, version, lineage = release
-    statement = json.loads(json.dumps(provenance_statement(graph, version, lineage)))
+    statement = json.loads(json.dumps(provenance_statement(graph, version, lineage, DOCUMENTS)))
     message = ParseDict(statement, statement_pb2.Statement())
     Statement.copy_from_pb(message).validate()
     predicate = ParseDict(statement["predicate"], provenance_pb2.Provenance())
@@ -128,6 +129,9 @@ def test_the_provenance_is_a_statement_of_in_toto_with_slsas_predicate(release):
     order = ["train_phase", "convert_to_gguf", "evaluate_checkpoint", "decide_gate", "decide_promotion"]
     assert [made["step"] for made in steps] == order
     assert predicate.run_details.metadata.invocation_id == version.registered.key
+    byproducts = {each.name: each.digest["sha256"] for each in predicate.run_details.byproducts}
+    promotion = graph.store.read_manifest(version.registered.tag(PROMOTION_DECISION_TAG))
+    assert byproducts == {"promotion decision": promotion.digest, **DOCUMENTS}
 
 
 def test_the_bill_of_materials_passes_cyclonedxs_validator(release):
@@ -136,7 +140,7 @@ def test_the_bill_of_materials_passes_cyclonedxs_validator(release):
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     bom = Bom.from_json(json.loads(text))
     files = {each.name: each.hashes[0].content for each in bom.components if each.type.value == "file"}
-    subjects = provenance_statement(graph, version, lineage)["subject"]
+    subjects = provenance_statement(graph, version, lineage, DOCUMENTS)["subject"]
     assert files == {subject["name"]: subject["digest"]["sha256"] for subject in subjects}
     (source,) = [each for each in bom.components if each.type.value == "data"]
     assert (source.name, source.hashes[0].content) == ("a.txt", SHA256)
@@ -202,7 +206,7 @@ def test_what_is_no_release_or_is_not_in_the_store_is_one_sentence(release):
     tags = dict(version.registered.tags)
     unknown = NamedVersion("glm46-toy", (), RegisteredVersion("3", {**tags, GGUF_TAG: "f" * 64}))
     with pytest.raises(ValueError, match=r"does not hold the gguf files of glm46-toy version 3 .*with --store"):
-        provenance_statement(graph, unknown, lineage)
+        provenance_statement(graph, unknown, lineage, {})
     del tags[GGUF_TAG]
     with pytest.raises(ValueError, match="version 3 was never judged for a release"):
-        provenance_statement(graph, NamedVersion("glm46-toy", (), RegisteredVersion("3", tags)), lineage)
+        provenance_statement(graph, NamedVersion("glm46-toy", (), RegisteredVersion("3", tags)), lineage, {})

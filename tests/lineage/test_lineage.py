@@ -17,7 +17,7 @@ import pytest
 
 from configs.load import load_scale
 from configs.schema import PackingRecipe, PolicyObjective
-from flows.cli.trace_lineage import lineage_of_document
+from flows.cli.evidence.trace_lineage import lineage_of_document
 from infra.home import Home
 from infra.registry.model_registry import DIGEST_TAG, open_registry
 from infra.registry.registered_versions import all_versions, named_version

@@ -23,8 +23,8 @@ PROMPTS = [[5, 9, 200], [17], [300, 2, 4, 8, 16, 32, 64], [1, 2]]
 class TorchEngine(InProcessEngine):
     """By the model's own forward pass, where the compiled one would be chosen."""
 
-    def _start(self, num_sequences: int, max_tokens: int) -> Decoding:
-        return TorchDecoding(self.model, num_sequences, max_tokens)
+    def _start(self, num_sequences: int, max_tokens: int, keeps_routes: bool = False) -> Decoding:
+        return TorchDecoding(self.model, num_sequences, max_tokens, keeps_routes=keeps_routes)
 
 
 @pytest.fixture(scope="module", params=[InProcessEngine, TorchEngine], ids=["compiled", "torch"])

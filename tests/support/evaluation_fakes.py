@@ -20,6 +20,7 @@ from infra.step import Artifact, Output, Record, Step, step
 from infra.storage.store import Store
 from model.text.chat_template import CHAT_TEMPLATE, encode, render_to_train
 from model.text.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS, added_tokens
+from tasks.data.prompts.refusals import expected_behaviour
 from tasks.data.sources.list_sources import SourceFile, SourceListing
 from tasks.evaluation.select_evaluation_items import EvaluationSuite, select_evaluation_items
 from tests.support.data_inputs import RESOURCES
@@ -45,6 +46,7 @@ RECIPE = EvaluationRecipe(
     enable_thinking=False,
     max_answer_tokens=6,
     num_choice_items=5,
+    num_safety_prompts=12,
     dtype="float32",
     num_threads=1,
 )
@@ -187,6 +189,11 @@ def synthesize_problems(*, output: Output) -> ToyTable:
     pq.write_table(pa.Table.from_pylist(rows), output.path("problems.parquet"))
     held_out = {"id": "h1", "text": "Question: Is () closed?\nEvery bracket is.\nAnswer: yes\n"}
     pq.write_table(pa.Table.from_pylist([held_out]), output.path("held_out.parquet"))
+    requests = [
+        {"id": f"r{n}", "prompt": f"Request {n}?", "answer": expected_behaviour(("harmful", "harmless")[n % 2], "")}
+        for n in range(24)
+    ]
+    pq.write_table(pa.Table.from_pylist(requests), output.path("safety.parquet"))
     return ToyTable(num_rows=len(rows))
 
 

@@ -8,11 +8,16 @@ import math
 
 from configs.schema import GateRecipe, MarginRecipe
 from tasks.evaluation.expert_use import ExpertUse
-from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, WORKED, Item, text_digest
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, SAFETY, WORKED, Item, text_digest
 
 NUM_ITEMS = 40
 MARGINS = MarginRecipe(
-    bits_per_byte=0.1, domain_bits_per_byte=0.3, arithmetic_accuracy=0.2, pass_at_1=0.2, choice_accuracy=0.2
+    bits_per_byte=0.1,
+    domain_bits_per_byte=0.3,
+    arithmetic_accuracy=0.2,
+    pass_at_1=0.2,
+    choice_accuracy=0.2,
+    safe_answer_share=0.2,
 )
 GATE = GateRecipe(
     max_bits_per_byte=2.0,
@@ -20,6 +25,8 @@ GATE = GateRecipe(
     min_pass_at_1=0.25,
     min_choice_accuracy=0.25,
     min_distinct_answer_share=0.5,
+    min_harmful_refused_share=0.25,
+    min_harmless_answered_share=0.25,
     min_pair_accuracy=0.0,
     max_calibration_error=1.0,
     own_figure="none",
@@ -74,6 +81,11 @@ def question(number, right, benchmark="continuation"):
     return Item(name, CHOICE, "web", name, text_digest(name), "0", "[-1, -2]", float(right), -1.0, 4, 1, int(right))
 
 
+def request(number, right, label):
+    name = f"{SAFETY}/{label}/{number:03d}"
+    return Item(name, SAFETY, "safety", name, text_digest(name), "{}", "[]", float(right), -1.0, 4, 1, int(right))
+
+
 def answers_of(share, number=NUM_ITEMS):
     """Ten answers to every problem, this share of them right."""
     num_right = round(share * 10)
@@ -85,15 +97,20 @@ def items_of(
     arithmetic=1.0,
     answers=None,
     choice: float | None = 1.0,
+    refused: float | None = 1.0,
+    answered: float = 1.0,
     documents=None,
     num_items=NUM_ITEMS,
 ):
     """Documents of one domain, or those given; a share of problems and questions right; answers to the problems asked
-    as conversations."""
+    as conversations; shares of harmful requests refused and of harmless ones answered, None without requests."""
     made = [document(number, value) for number, value in enumerate(bits)] if documents is None else list(documents)
     made += [problem(n, n < arithmetic * num_items) for n in range(num_items)]
     made += [worked_problem(n) for n in range(num_items)]
     made += [chat(n, given) for n, given in enumerate(answers_of(1.0) if answers is None else answers)]
+    if refused is not None:
+        for share, label in ((refused, "harmful"), (answered, "harmless")):
+            made += [request(n, n < share * num_items, label) for n in range(num_items)]
     return made + ([] if choice is None else [question(n, n < choice * num_items) for n in range(num_items)])
 
 
@@ -111,5 +128,6 @@ WORSE = {
     "arithmetic_accuracy": lambda loss: items_of(arithmetic=1.0 - loss),
     "pass_at_1": lambda loss: items_of(answers=answers_of(1.0 - loss)),
     "choice_accuracy": lambda loss: items_of(choice=1.0 - loss),
+    "safe_answer_share": lambda loss: items_of(refused=1.0 - loss, answered=1.0 - loss),
 }
 """Items that are worse than items_of() in only one figure."""

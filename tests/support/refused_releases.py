@@ -32,7 +32,9 @@ from tasks.evaluation.comparisons import FIGURES
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
 from tasks.evaluation.items import Item, suite_digest, write_items
+from tasks.release import check_parity as parity
 from tasks.release import convert_to_gguf as conversion
+from tasks.release.check_parity import ParityReport
 from tasks.release.convert_to_gguf import GgufFiles
 from tasks.release.evaluate_gguf import GgufEvaluation
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
@@ -62,6 +64,7 @@ class Case:
     found_needles: float = 0.9
     """Share of the suite's items that are answered rightly."""
     serves_other_weights: bool = False
+    exports_other_weights: bool = False
     from_stage: str = "release_model"
 
 
@@ -87,6 +90,7 @@ CASES = {
     "arithmetic too low": Case(same(arithmetic=0.2), "arithmetic_accuracy 0.2000, at least 0.25"),
     "pass@1 too low": Case(same(answers=answers_of(0.2)), "pass_at_1 0.2000, at least 0.25"),
     "choice too low": Case(same(choice=0.2), "choice_accuracy 0.2000, at least 0.25"),
+    "everything refused": Case(same(answered=0.0), "harmless_answered_share 0.0000, at least 0.25"),
     "collapsed": Case(same(answers=[["7"] * 10] * 40), "distinct_answer_share 0.0250, at least 0.5"),
     "not finite": Case(one_document_not_finite, "bits_per_byte is nan"),
     "uneven experts": Case(same(), "expert_load 1.9800, at most 1.5", experts=LAME),
@@ -117,6 +121,7 @@ CASES = {
     ),
     "quantization": Case(same(), "bits per byte that Q8_0 loses against F32 0.5000", quantization_loss=0.5),
     "served weights": Case(same(), "smoke test: ", serves_other_weights=True),
+    "exported weights": Case(same(), "parity: transformers at ", exports_other_weights=True),
 }
 PROMOTED = {
     "first": Case(same(documents=mixed(code=(20, 0.92), web=(40, 0.92)), answers=answers_of(0.7)), ""),
@@ -185,6 +190,15 @@ def evaluate_gguf(*, gguf, checkpoint, suite, recipe, resources, output: Output)
         num_tokens=1,
         num_bytes=1,
     )
+
+
+@step(content=("parity.json",), evidence=("server.log",))
+def check_parity(*, checkpoint, output: Output, **given: Any) -> ParityReport:
+    """The real comparison where the exported weights are not the candidate's; of the others it is known."""
+    if case_of(checkpoint).exports_other_weights:
+        return parity.check_parity(checkpoint=WEIGHTS["random"], output=output, **given)
+    output.path("parity.json").write_text("{}")
+    return ParityReport(accepted=True, num_prompts=4, engines={}, refusals=())
 
 
 WEIGHTS: dict[str, Artifact[Any]] = {}
@@ -272,6 +286,7 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     flows.assess_suite.evaluate_suite = evaluate_suite
     flows.quantize_model.convert_to_gguf = convert_to_gguf
     flows.release_model.evaluate_gguf = evaluate_gguf
+    flows.release_model.check_parity = check_parity
     flows.train_phases.train_phase = Step(train_phase, ("hf/*",), ("*.jsonl",), (), (), ())
     flows.cli.command._leave = leave
     registry, ended = open_registry(home), {}

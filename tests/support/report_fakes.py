@@ -28,6 +28,8 @@ RELEASE = ReleaseRecipe(
     smoke_prompt_tokens=8,
     smoke_new_tokens=4,
     smoke_min_margin=0.01,
+    parity_prompts=2,
+    max_parity_log_probability=0.001,
     max_quantization_bits_per_byte=0.05,
     max_4_bit_bits_per_byte=0.5,
     quantized_formats=(),
@@ -37,7 +39,12 @@ RELEASE = ReleaseRecipe(
 )
 SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
 MARGINS = MarginRecipe(
-    bits_per_byte=0.5, domain_bits_per_byte=9.0, arithmetic_accuracy=1.0, pass_at_1=1.0, choice_accuracy=1.0
+    bits_per_byte=0.5,
+    domain_bits_per_byte=9.0,
+    arithmetic_accuracy=1.0,
+    pass_at_1=1.0,
+    choice_accuracy=1.0,
+    safe_answer_share=1.0,
 )
 GATE = GateRecipe(
     max_bits_per_byte=12.0,
@@ -45,6 +52,8 @@ GATE = GateRecipe(
     min_pass_at_1=0.0,
     min_choice_accuracy=0.0,
     min_distinct_answer_share=0.0,
+    min_harmful_refused_share=0.0,
+    min_harmless_answered_share=0.0,
     min_pair_accuracy=0.0,
     max_calibration_error=1.0,
     own_figure="pass_at_1",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from model.formats.checkpoint_names import to_checkpoint_tensors
 from tasks.training import worker
@@ -24,6 +24,7 @@ from tasks.training.state.checkpoints import checkpoint_dir_of, find_checkpoint
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.spikes import TooManySpikesError
 from tasks.training.worker import Training, train_to_end
+from tests.support.saved_states import flip_a_bit, whole_tensors
 from tests.support.training_inputs import files_in
 
 POISON = 300
@@ -67,15 +68,17 @@ def variant(job: TrainingJob, name: str, resources: dict[str, Any] | None = None
 
 
 def state_digest(job: TrainingJob) -> str:
-    """Of every file of the last checkpoint, state.json included."""
+    """Of every file of the last checkpoint, state.json and index included."""
     checkpoint_dir, problems = find_checkpoint(Path(job.work_dir))
     assert checkpoint_dir is not None and not problems, problems
-    files = sorted(path for path in checkpoint_dir.iterdir() if path.name != "checksums.json")
+    files = sorted(checkpoint_dir.iterdir())
     return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()
 
 
 def weights_of(checkpoint_dir: Path) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint_dir / "master-00001.safetensors")
+    """Whole tensors by name."""
+    kinds = {key: tensor for key, tensor in whole_tensors(checkpoint_dir).items() if key.startswith("master ")}
+    return {key.removeprefix("master "): tensor for key, tensor in kinds.items()}
 
 
 def newest(job: TrainingJob) -> Path:
@@ -101,11 +104,11 @@ def poisoned(job: TrainingJob, directory: Path) -> TrainingJob:
         for step, row in ((POISONED_STEP, 1), (SECOND_POISONED_STEP, 2)):
             tokens[((step - 1) * rows_per_step + row) * job.recipe.sequence_length + 5] = POISON
         tokens.flush()
-        shutil.copytree(newest(job), start)
-        master = weights_of(start)
+        start.mkdir()
+        master = weights_of(newest(job))
         master["model.embed_tokens.weight"][POISON] = torch.inf
         save_file(master, start / "master-00001.safetensors")
-        state = json.loads((start / "state.json").read_text()) | {"course": "another"}
+        state = json.loads((newest(job) / "state.json").read_text()) | {"course": "another"}
         (start / "state.json").write_text(json.dumps(state))
     dist.barrier()
     return job.model_copy(
@@ -183,20 +186,23 @@ def spikes_and_measurements(rank: int, num_ranks: int, described: dict[str, Any]
 
 
 def thresholds(plain: TrainingJob) -> dict[str, Any]:
-    """The step with the largest loss ratio, with a bound just above and just below it."""
+    """The step whose loss is most deviations above the median, with a bound just above and just below it."""
     window = 3
     losses = [line["loss"] for line in metrics(plain)]
-    ratios = {
-        step: losses[step - 1] / float(np.median(losses[step - 1 - window : step - 1]))
-        for step in range(window + 1, len(losses) + 1)
-    }
-    step = max(ratios, key=lambda step: ratios[step])
+    distances = {}
+    for step in range(window + 1, len(losses) + 1):
+        before = np.array(losses[step - 1 - window : step - 1])
+        deviation = 1.4826 * np.median(np.abs(before - np.median(before)))
+        distances[step] = float((losses[step - 1] - np.median(before)) / deviation)
+    step = max(distances, key=lambda step: distances[step])
+    assert distances[step] > 0, "no loss rises: nothing to find"
     results = {}
     for name, factor in (("above", 1 - 1e-9), ("below", 1 + 1e-9)):
         scaled = plain.recipe.spikes.model_copy(
             update={
                 "window_steps": window,
-                "max_loss_ratio": ratios[step] * factor,
+                "max_loss_deviations": distances[step] * factor,
+                "min_loss_ratio": 1.0,
                 "max_grad_norm_ratio": 1e9,
                 "max_rollbacks": 9,
             }
@@ -243,9 +249,9 @@ def keeping_the_best(rank: int, num_ranks: int, described: dict[str, Any], direc
         job, "lost", {"save_interval_steps": 100}, validation=job.recipe.validation.model_copy(update={"keep": "best"})
     )
     trained(lost, AfterSteps(best_step + 1))
-    damaged = checkpoint_dir_of(Path(lost.work_dir), best_step) / "master-00001.safetensors"
+    damaged = checkpoint_dir_of(Path(lost.work_dir), best_step) / "rank-00000.bin"
     if rank == 0:
-        damaged.write_bytes(b"not what was written")
+        flip_a_bit(damaged)
     dist.barrier()
     trained(lost)
     result["a_lost_best_is_trained_again"] = state_digest(lost) == state_digest(best)

@@ -81,13 +81,13 @@ def test_training_stops_where_no_rollback_is_left(rolled_back):
     for part in (
         f"step {SECOND_POISONED_STEP}: loss nan",
         "rows 16 to 19",
-        "after 1 rollbacks (spikes.max_rollbacks 1)",
+        "after 1 rollbacks in 1000 steps (spikes.max_rollbacks 1)",
         "spikes.jsonl",
     ):
         assert part in rolled_back["stopped_first"]
 
 
-def test_a_loss_just_above_the_ratio_is_a_spike_and_one_just_below_is_none(rolled_back):
+def test_a_loss_just_above_the_bound_is_a_spike_and_one_just_below_is_none(rolled_back):
     assert rolled_back["above_is_a_spike"] and not rolled_back["below_is_a_spike"]
 
 

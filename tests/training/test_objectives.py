@@ -35,7 +35,10 @@ GRPO = {
     "enable_thinking": False,
     "clip_low": 0.2,
     "clip_high": 0.28,
-    "importance_cap": 2.0,
+    "dual_clip": 3.0,
+    "importance": {"kind": "truncated", "level": "tokens", "floor": 0.0, "cap": 2.0},
+    "routes": "compare",
+    "max_refills": 0,
     "updates_per_rollout": 1,
     "loss_mean": "tokens",
     "rewards": {"verified": 1.0, "format": 0.0, "length": 0.0, "overlong_tokens": 1, "reward_model": 0.0},
@@ -261,7 +264,12 @@ def test_a_step_with_nothing_to_learn_moves_only_the_position(inputs, tuned):
     assert all(tensor.equal(after[name]) for name, tensor in before.items())
     state = json.loads(artifact.path("handover/state.json").read_text())
     assert (state["step"], state["optimizer_steps"], state["num_tokens"]) == (2, 0, rl_recipe(num_steps=2).num_tokens)
-    assert state["policy"] == {"mean_rewards": [0.0, 0.0], "num_constant_steps": 2, "num_critic_updates": 0}
+    assert state["policy"] == {
+        "mean_rewards": [0.0, 0.0],
+        "num_constant_steps": 2,
+        "num_critic_updates": 0,
+        "num_refilled": {},
+    }
     assert not any(tensor.any() for tensor in load_file(artifact.path("handover/momentum-00001.safetensors")).values())
     assert artifact.record.mean_reward == 0.0
     trained = {name for name in before if "e_score_correction_bias" not in name and ".layers.3." not in name}
@@ -306,8 +314,8 @@ def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, t
             {"queue": DEFAULT_QUEUE.model_copy(update={"max_missing_nodes": 1})},
             r"queue.max_missing_nodes 1: no smaller world can be trained \(the job has one node\). Set it to 0",
         ),
-        ({}, {"zero_stage": 1}, "zero_stage 1 cannot train grpo, .* set zero_stage to 0"),
-        ({}, {"num_ranks": 2}, "num_ranks 2 cannot train grpo: set num_ranks to 1"),
+        ({}, {"zero_stage": 3}, "zero_stage 3 cannot train grpo, .* set zero_stage to 2 or less"),
+        ({}, {"num_ranks": 2, "expert_parallel": 2}, "expert_parallel 2 cannot train grpo, .* set expert_parallel to"),
         ({}, {"device": "cuda"}, "device cuda is not available, ranks compute on CPUs: set device to cpu"),
         (
             {},

@@ -34,9 +34,11 @@ from model.formats.hf_checkpoint import load_model
 from tasks.training.input_rules import refuse_foreign_inputs
 from tasks.training.loop.phase_data import open_phase_data
 from tasks.training.schedule.schedules import plan_step
+from tasks.training.state.position import Position
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import describe_job, train_phase
 from tests.support.model_recipes import GLM46, with_every_expert
+from tests.support.saved_states import flip_a_bit
 from tests.support.training_inputs import (
     NUM_STEPS,
     RESOURCES,
@@ -197,11 +199,11 @@ def test_a_stopped_training_says_so_and_continues_also_before_a_corrupt_checkpoi
     ):
         inputs.train(arguments)
     newest = work_dir / "checkpoints" / (work_dir / "checkpoints" / "latest").read_text()
-    (newest / "momentum-00001.safetensors").write_bytes(b"not what was written")
+    flip_a_bit(newest / "rank-00000.bin")
     finished = inputs.train(arguments)
     assert finished.digest == artifact.digest
     assert (
-        f"{newest} is corrupt (momentum-00001.safetensors does not have its sha256): falling back to"
+        f"{newest} is corrupt (rank-00000.bin: the block at byte 0 has another digest): falling back to before it"
         in finished.path("logs/rank-0.log").read_text()
     )
 
@@ -229,7 +231,7 @@ def test_weights_that_are_no_numbers_stop_the_training_after_its_rollbacks_and_n
         JobFailedError,
         match=r"step 2: loss nan and gradient norm nan are not both finite; rows 4 to 7 of the phase, course position "
         r"256 tokens. The "
-        r"optimizer step was not taken, and after 1 rollbacks \(spikes.max_rollbacks 1\) training stops",
+        r"optimizer step was not taken, and after 1 rollbacks in 1000 steps \(spikes.max_rollbacks 1\) training stops",
     ) as failure:
         inputs.train(arguments)
     assert failure.value.args[0].count("\n") <= 31
@@ -359,7 +361,7 @@ def test_packed_rows_that_are_longer_or_hold_foreign_tokens_are_refused(inputs):
     narrow = job.recipe.model_copy(update={"model": GLM46.model_copy(update={"vocab_size": 40})})
     data = open_phase_data(job.model_copy(update={"recipe": narrow}), NotTrained())
     with pytest.raises(ValueError, match=r"the shards hold token id \d+, the model has 40 rows"):
-        data.read(plan_step(narrow, 5 * 64), 6)
+        data.read(plan_step(narrow, 5 * 64), Position.model_construct(step=5))
     data.close()
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from configs.schema import PolicyObjective, RewardRecipe
+from configs.schema import ImportanceRecipe, PolicyObjective, RewardRecipe
 from model.architecture.losses import IGNORED
 from model.generation.generation import InProcessEngine, Sampling
 from tasks.training.policy.answer_rows import AnswerRows, lay_out, target_log_probabilities
@@ -15,6 +16,7 @@ from tasks.training.policy.policy import (
     MISMATCH_METRICS,
     clipped_weights,
     group_advantages,
+    importance_ratios,
     importance_weights,
     policy_updates,
     surrogate_weights,
@@ -34,7 +36,10 @@ OBJECTIVE = PolicyObjective(
     enable_thinking=False,
     clip_low=0.2,
     clip_high=0.28,
-    importance_cap=2.0,
+    dual_clip=3.0,
+    importance=ImportanceRecipe(kind="truncated", level="tokens", floor=0.0, cap=2.0),
+    routes="ignore",
+    max_refills=0,
     updates_per_rollout=1,
     loss_mean="tokens",
     rewards=RewardRecipe(verified=1.0, format=0.0, length=0.0, overlong_tokens=2, reward_model=0.0),
@@ -43,6 +48,10 @@ OBJECTIVE = PolicyObjective(
 )
 REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
 """Three groups of three; the second has nothing to learn from."""
+
+
+def clips(low: float, high: float) -> PolicyObjective:
+    return OBJECTIVE.model_copy(update={"clip_low": low, "clip_high": high})
 
 
 def prompt_named(identity: str) -> Prompt:
@@ -213,26 +222,62 @@ def test_the_gradient_is_that_of_the_textbook_surrogate(temperature, shift):
 
 
 def test_weights_of_a_policy_that_has_moved_are_the_surrogates_gradient():
+    """Dual-clip PPO (arXiv 1912.09729, eq. 5): max(min(ratio A, clip(ratio) A), c A) where A is negative."""
     draw = torch.Generator().manual_seed(4)
-    trainer, rollout = (-torch.rand(5, 7, generator=draw) * 3 for _ in range(2))
-    now = (trainer + torch.randn(5, 7, generator=draw) * 0.3).requires_grad_()
-    advantages = torch.tensor([1.5, -0.5, 0.0, 2.0, -1.0])
+    trainer = -torch.rand(5, 7, generator=draw) * 3
+    now = (trainer + torch.randn(5, 7, generator=draw) * 0.6).requires_grad_()
+    advantages = torch.tensor([1.5, -0.5, 0.0, 2.0, -1.0])[:, None].expand(5, 7)
     ratio = (now - trainer).exp()
-    clipped = ratio.clamp(1 - OBJECTIVE.clip_low, 1 + OBJECTIVE.clip_high)
-    surrogate = (trainer - rollout).exp().clamp(max=2.0) * torch.minimum(
-        ratio * advantages[:, None], clipped * advantages[:, None]
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
+    torch.where(advantages < 0, torch.maximum(surrogate, 1.5 * advantages), surrogate).sum().backward()
+    rows = AnswerRows(torch.zeros(5, 7, dtype=torch.int64), torch.zeros(5, 7, dtype=torch.int64), trainer)
+    dual = OBJECTIVE.model_copy(update={"dual_clip": 1.5})
+    torch.testing.assert_close(surrogate_weights(now.detach(), trainer, rows, advantages, dual), now.grad)
+    single = surrogate_weights(now.detach(), trainer, rows, advantages, OBJECTIVE)
+    differ = single != now.grad
+    assert int(differ.sum()) > 0 and bool((advantages[differ] < 0).all()), "the second bound has acted, on its own side"
+
+
+@pytest.mark.parametrize("level", ["tokens", "answers"])
+@pytest.mark.parametrize("kind", ["truncated", "masked"])
+def test_importance_weights_equal_a_loop_over_answers(kind, level):
+    probabilities = {
+        "trainer": [[0.5, 0.9, 0.2], [0.4, 0.3, 0.6], [0.1, 0.5, 0.9]],
+        "rollout": [[0.5, 0.3, 0.4], [0.2, 0.4, 0.5], [0.9, 0.4, 0.9]],
+    }
+    num_tokens, floor, cap = [2, 3, 3], 0.25, 1.75
+    expected = torch.zeros(3, 3)
+    for row, size in enumerate(num_tokens):
+        ratios = [probabilities["trainer"][row][t] / probabilities["rollout"][row][t] for t in range(size)]
+        ratios = [math.prod(ratios)] * size if level == "answers" else ratios
+        for position, ratio in enumerate(ratios):
+            is_within = floor <= ratio <= cap
+            bound = min(max(ratio, floor), cap) if kind == "truncated" else 0.0
+            expected[row, position] = ratio if is_within else bound
+    trainer, rollout = (torch.tensor(values).log() for values in probabilities.values())
+    targets = torch.tensor([[5 if position < size else IGNORED for position in range(3)] for size in num_tokens])
+    rows = AnswerRows(torch.zeros_like(targets), targets, rollout)
+    recipe = ImportanceRecipe(kind=kind, level=level, floor=floor, cap=cap)
+    weights = importance_weights(importance_ratios(trainer, rows, recipe), recipe) * rows.is_answer_BT
+    torch.testing.assert_close(weights, expected)
+
+
+def test_a_masked_answer_has_no_gradient_and_the_others_keep_theirs():
+    """Two answers of one group: the one that the trainer finds 4 times as likely is left out, and counted."""
+    model = random_model(GLM46)
+    rollouts = rollouts_of(model, [1.0, 0.0, 0.0])
+    first = rollouts[0]
+    lowered = [first.log_probabilities[0] - math.log(4.0), *first.log_probabilities[1:]]
+    rollouts[0] = replace(first, log_probabilities=lowered)
+    masked = OBJECTIVE.model_copy(
+        update={"importance": ImportanceRecipe(kind="masked", level="answers", floor=0.5, cap=2.0)}
     )
-    surrogate.sum().backward()
-    rows = AnswerRows(torch.zeros(5, 7, dtype=torch.int64), torch.zeros(5, 7, dtype=torch.int64), rollout)
-    weights = surrogate_weights(now.detach(), trainer, rows, advantages[:, None].expand(5, 7), OBJECTIVE)
-    torch.testing.assert_close(weights, now.grad)
-    assert 7 < int((weights == 0).sum()) < 28, "some are clipped, beside the row without an advantage"
-
-
-def test_importance_weights_are_the_quotient_of_probabilities_up_to_the_cap():
-    trainer, rollout = torch.tensor([[0.5, 0.9, 0.2, 0.4]]).log(), torch.tensor([[0.5, 0.3, 0.4, 0.2]]).log()
-    assert importance_weights(trainer, rollout, 2.0)[0].tolist() == pytest.approx([1.0, 2.0, 0.5, 2.0])
-    assert importance_weights(trainer, rollout, 5.0)[0].tolist() == pytest.approx([1.0, 3.0, 0.5, 2.0])
+    (update,), metrics = updates_of(model, rollouts, masked)
+    (batch,) = update()
+    is_answer = batch.target_ids_BT != IGNORED
+    assert not batch.weights_BT[0].any() and (batch.weights_BT[1:][is_answer[1:]] < 0).all()
+    assert metrics["truncated_fraction"] == pytest.approx(float(is_answer[0].sum() / is_answer.sum()))
+    assert metrics["clip_fraction"] == 0.0, "what is masked is not clipped"
 
 
 def test_rounding_in_bfloat16_leaves_no_token_without_a_gradient():
@@ -246,7 +291,9 @@ def test_rounding_in_bfloat16_leaves_no_token_without_a_gradient():
     rows = lay_out(rollouts, CPU)
     rounding_BT = target_log_probabilities(model, rows, 1.0, 16) - rows.rollout_log_probabilities_BT
     advantages_B1 = group_advantages(torch.tensor([1.0, 0.0, 0.0] * 12).view(-1, 3)).view(-1, 1)
-    against_rollout = clipped_weights(rounding_BT, advantages_B1.expand_as(rounding_BT), 1e-4, 2e-4)[rows.is_answer_BT]
+    against_rollout = clipped_weights(rounding_BT, advantages_B1.expand_as(rounding_BT), clips(1e-4, 2e-4))[
+        rows.is_answer_BT
+    ]
     assert (against_rollout == 0).float().mean() > 0.2, "a clip against the rollout would have cut these"
 
 
@@ -265,10 +312,10 @@ def test_bounds_of_a_sequences_ratio_are_refused_for_a_tokens(kind):
 
 
 def test_a_clipped_ratio_has_no_gradient_on_its_own_side_only():
-    ratios = torch.tensor([[0.7, 0.9, 1.2, 1.4]]).log()
-    raised, lowered = (clipped_weights(ratios, torch.full((1, 4), value), 0.2, 0.28)[0] for value in (2.0, -2.0))
-    assert raised.tolist() == pytest.approx([1.4, 1.8, 2.4, 0.0])
-    assert lowered.tolist() == pytest.approx([0.0, -1.8, -2.4, -2.8])
+    ratios = torch.tensor([[0.7, 0.9, 1.2, 1.4, 2.9, 3.1]]).log()
+    raised, lowered = (clipped_weights(ratios, torch.full((1, 6), value), clips(0.2, 0.28))[0] for value in (2.0, -2.0))
+    assert raised.tolist() == pytest.approx([1.4, 1.8, 2.4, 0.0, 0.0, 0.0])
+    assert lowered.tolist() == pytest.approx([0.0, -1.8, -2.4, -2.8, -5.8, 0.0]), "up to the dual clip of 3"
 
 
 def test_rows_hold_prompt_and_answer_and_train_the_stop_token():

@@ -54,18 +54,18 @@ def order_of(tmp_path, tokenizer, rows, mixture=None, num_groups: int = 12, **ch
 def test_an_epoch_asks_every_prompt_once_in_an_order_of_its_own(tmp_path, tokenizer):
     rows = rows_of("synthetic", 11)
     order = order_of(tmp_path, tokenizer, rows, num_groups=33)
-    epochs = [[prompt.id for prompt in order.groups(start, start + 11)] for start in (0, 11, 22)]
+    epochs = [[prompt.id for prompt in order.groups(start, start + 11, {})] for start in (0, 11, 22)]
     assert all(sorted(epoch) == [row["id"] for row in rows] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert [prompt.id for prompt in order.groups(9, 13)] == [*epochs[0][9:], *epochs[1][:2]]
+    assert [prompt.id for prompt in order.groups(9, 13, {})] == [*epochs[0][9:], *epochs[1][:2]]
     other = order_of(tmp_path, tokenizer, rows, num_groups=33, seed=47)
-    assert [prompt.id for prompt in other.groups(0, 11)] != epochs[0]
+    assert [prompt.id for prompt in other.groups(0, 11, {})] != epochs[0]
 
 
 def test_domains_are_asked_in_their_shares_at_every_moment_and_absent_ones_are_left_out(tmp_path, tokenizer):
     rows = [*rows_of("synthetic", 30), *rows_of("math", 30), *rows_of("web", 30)]
     mixture = {"synthetic": 3.0, "math": 1.0, "code": 4.0, "web": 0.0}
-    asked = order_of(tmp_path, tokenizer, rows, mixture, num_groups=40).groups(0, 40)
+    asked = order_of(tmp_path, tokenizer, rows, mixture, num_groups=40).groups(0, 40, {})
     for stop in range(1, 41):
         num_math = sum(prompt.domain == "math" for prompt in asked[:stop])
         assert abs(num_math - stop / 4) <= 1
@@ -101,7 +101,7 @@ def test_a_mixture_without_prompts_and_too_many_passes_over_a_domain_are_refused
 def test_prompts_longer_than_the_window_are_counted_and_never_asked(tmp_path, tokenizer):
     rows = [*rows_of("synthetic", 5), *rows_of("math", 4, prompt="a question that is too long")]
     order = order_of(tmp_path, tokenizer, rows, {"synthetic": 1.0, "math": 1.0})
-    assert order.num_too_long == 4 and {prompt.domain for prompt in order.groups(0, 12)} == {"synthetic"}
+    assert order.num_too_long == 4 and {prompt.domain for prompt in order.groups(0, 12, {})} == {"synthetic"}
     assert order_of(tmp_path, tokenizer, rows, {"synthetic": 1.0}).num_too_long == 0
 
 

@@ -11,19 +11,19 @@ import torch
 
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
-from tasks.training.loop.prepare_training import build_trainable, divide_model, load_checkpoint, materialize
+from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
 from tasks.training.loop.training_step import take_step
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.sequence_parallel import own_positions
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.schedule.schedules import StepPlan
-from tasks.training.state.checkpoints import write_files
 from tasks.training.state.initial_weights import InitialWeights
 from tasks.training.state.position import Position
-from tasks.training.state.state import dump_state, load_master, random_state_hex
+from tasks.training.state.state import load_checkpoint, load_master, random_state_hex
 from tests.support.model_recipes import GLM46
 from tests.support.parallel_steps import micro_batches, resources_of
 from tests.support.rank_processes import on_ranks
+from tests.support.saved_states import save_state, state_tensors
 from tests.support.training_inputs import small_recipe
 
 # All experts are chosen: a rounding that lets another one win would hide all other differences.
@@ -109,14 +109,8 @@ def position_after(step: int) -> Position:
 
 
 def state_of(trainable: Trainable) -> dict[str, torch.Tensor]:
-    """Whole tensors of the hand-over state by kind and name, on the first rank."""
-    from safetensors.torch import load
-
-    tensors = {}
-    for name, data in dump_state(trainable, position_after(NUM_STEPS)):
-        if name.endswith(".safetensors"):
-            tensors |= {f"{name.split('-')[0]} {key}": value for key, value in load(data).items()}
-    return tensors
+    """Whole tensors of the state by kind and name."""
+    return state_tensors(trainable, position_after(NUM_STEPS))
 
 
 def run_cases(rank, num_ranks, cases):
@@ -195,10 +189,7 @@ def run_steps(rank, num_ranks, first_step, topologies, directory):
         if step:
             load_checkpoint(trainable, Path(directory) / f"after-{step}")
         results = train(trainable, step, 1)
-        target = Path(directory) / f"after-{step + 1}"
-        target.mkdir(exist_ok=True)
-        write_files(target, dump_state(trainable, position_after(step + 1)))
-        torch.distributed.barrier()
+        save_state(trainable, position_after(step + 1), Path(directory) / f"after-{step + 1}")
         totals = {name: values + results[name] for name, values in totals.items()}
     return totals
 

@@ -1,6 +1,7 @@
 """Step: scored documents -> those inside all bounds, each in its quality bucket; dropped.parquet gives the reasons.
 
-Scores come first (tasks/data/filtering/score_bounds.py), then the heuristic rules
+The block list comes first (tasks/data/filtering/blocked_documents.py): after deduplication, so that no duplicate takes
+the place of a blocked document. Then come scores (tasks/data/filtering/score_bounds.py), then the heuristic rules
 (tasks/data/filtering/heuristics.py), then the lowest buckets. The text of a dropped document remains in the row of
 its id in the step's input. examples.parquet shows some of each reason.
 """
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.filtering.blocked_documents import BLOCKED, BlockedDocuments
 from tasks.data.filtering.heuristics import REASON_COLUMNS, bounds_of, filter_batches, flat_bounds
 from tasks.data.filtering.score_bounds import (
     BOUND_OF,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from configs.schema import FilterRecipe, SparkResources
     from tasks.data.deduplication.split_documents import SplitDocuments
 
-JUDGED_COLUMNS = ("id", "collection", "domain", "lang", "text", *SCORES, "perplexity_percentile")
+JUDGED_COLUMNS = ("id", "url", "collection", "domain", "lang", "text", *SCORES, "perplexity_percentile")
 EXAMPLE_COLUMNS = "id string, source string, offset long, domain string, text string"
 EXAMPLES_PER_REASON = 5
 EXAMPLE_CHARS = 400
@@ -65,7 +67,12 @@ class FilteredDocuments(Record):
     distributions=("pyspark", "pyarrow", "numpy"),
 )
 def filter_documents(
-    *, documents: Artifact[SplitDocuments], recipe: FilterRecipe, resources: SparkResources, output: Output
+    *,
+    documents: Artifact[SplitDocuments],
+    blocked: BlockedDocuments | None,
+    recipe: FilterRecipe,
+    resources: SparkResources,
+    output: Output,
 ) -> FilteredDocuments:
     """Drop documents outside a bound. Raises ValueError where one bound removes more than max_removed_share of a
     source, a language or a domain, or if nothing is left."""
@@ -76,7 +83,7 @@ def filter_documents(
     output.report(Progress(0, num_in, "documents"))
     files = documents.files("documents/*.parquet")
     read = partial(read_documents, spark, files, resources)
-    judged = _judge(read(*JUDGED_COLUMNS), recipe).persist()
+    judged = _judge(read(*JUDGED_COLUMNS), blocked, recipe).persist()
     histogram = judged.where("reason = '' AND millionths IS NOT NULL").groupBy("millionths").count().collect()
     counts_by_quality = [(row["millionths"], row["count"]) for row in histogram]
     floors = bucket_floors(counts_by_quality, recipe.num_quality_buckets) if counts_by_quality else []
@@ -103,10 +110,12 @@ def filter_documents(
     )
 
 
-def _judge(frame: DataFrame, recipe: FilterRecipe) -> DataFrame:
+def _judge(frame: DataFrame, blocked: BlockedDocuments | None, recipe: FilterRecipe) -> DataFrame:
     """(id, collection, domain, language, reason, millionths) of all documents."""
     from pyspark.sql import functions as F
 
+    is_blocked = F.lit(False) if blocked is None else blocked.holds()
+    first_reason = F.when(is_blocked, BLOCKED).otherwise(score_reason(recipe.scores))
     language = F.coalesce(F.nullif("language", F.lit("")), F.col("lang"), F.lit("")).alias("language")
     columns = (
         "id",
@@ -114,7 +123,7 @@ def _judge(frame: DataFrame, recipe: FilterRecipe) -> DataFrame:
         "domain",
         language,
         "text",
-        score_reason(recipe.scores).alias("score_reason"),
+        first_reason.alias("score_reason"),
         quality_millionths().alias("millionths"),
     )
     rules = partial(filter_batches, bounds=flat_bounds(recipe.heuristics))
@@ -122,8 +131,8 @@ def _judge(frame: DataFrame, recipe: FilterRecipe) -> DataFrame:
 
 
 def _check_removed_share(placed: DataFrame, files: list[StoredFile], recipe: FilterRecipe) -> None:
-    """Raises ValueError where a bound removes too much. Documents of other languages than `allowed_languages` are
-    removed on purpose, and those of an uncertain language are in no group."""
+    """Raises ValueError where a bound removes too much. Documents of other languages than `allowed_languages` and those
+    of the block list are removed on purpose, and those of an uncertain language are in no group."""
     from pyspark.sql import functions as F
 
     def shown(group: str, name: str, reason: str) -> list[str]:
@@ -143,7 +152,7 @@ def _check_removed_share(placed: DataFrame, files: list[StoredFile], recipe: Fil
         "Look whether these are what the bound means; then change that bound in data.recipe.filter, or raise "
         "filter.max_removed_share",
     )
-    gone = F.when(F.col("reason").isin("", WRONG_LANGUAGE), 0).otherwise(1).alias("removed")
+    gone = F.when(F.col("reason").isin("", WRONG_LANGUAGE, BLOCKED), 0).otherwise(1).alias("removed")
     judged = placed.select("collection", "domain", "language", "reason", F.lit(1).alias("amount"), gone)
     check_removed_share(judged, (COLLECTION, DOMAIN), ceiling, shown)
     check_removed_share(judged.where(F.col("reason") != LANGUAGE_UNCERTAIN), (LANGUAGE,), ceiling, shown)
@@ -163,11 +172,11 @@ def _bounds_of(reason: str, recipe: FilterRecipe) -> str:
 
 
 def _write_examples(verdicts: DataFrame, files: list[StoredFile], output: Output) -> None:
-    """Write the beginnings of some dropped documents of each reason, those with the lowest ids."""
+    """Write the beginnings of some dropped documents of each reason, those with the lowest ids; none of the blocked."""
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 
-    ranked = verdicts.where("reason <> ''").withColumn(
+    ranked = verdicts.where(~F.col("reason").isin("", BLOCKED)).withColumn(
         "rank", F.row_number().over(Window.partitionBy("reason").orderBy("id"))
     )
     shown = ranked.where(F.col("rank") <= EXAMPLES_PER_REASON).select("id", "reason").persist()

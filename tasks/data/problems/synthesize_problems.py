@@ -2,7 +2,8 @@
 
 documents/ (domain synthetic) is for pre-training, chats.parquet for SFT, prompts.parquet for reinforcement learning.
 problems.parquet (arithmetic) is evaluated with, and so is held_out.parquet (the other families). Nothing evaluated or
-held out is trained on: no operand pair, no key of a family's problem. No prompt is in a document.
+held out is trained on: no operand pair, no key of a family's problem, no template of a request in safety.parquet. No
+prompt is in a document.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from infra.step import Output, Progress, Record, canonical_json, step
 from tasks.data.problems.arithmetic import OPERATIONS, answers, choose_problems, terms, verify_worked, worked
 from tasks.data.problems.reasoned_problem import ReasonedProblem
 from tasks.data.problems.reasoning_families import FAMILIES, choose_reasoned
+from tasks.data.problems.safety_requests import SafetyRequest, held_out_requests, training_requests
+from tasks.data.prompts.refusals import expected_behaviour
 from tasks.data.records.documents import (
     CHAT_COLUMNS,
     NUM_HASHES,
@@ -26,6 +29,7 @@ from tasks.data.records.documents import (
     document_id,
     sampling_hash,
 )
+from tasks.data.seeds.problem_kinds import EXACT, SAFETY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,8 +42,10 @@ CHAT_SOURCE = f"{SOURCE}-chats"
 PROMPT_SOURCE = f"{SOURCE}-prompts"
 EVALUATION_SOURCE = f"{SOURCE}-evaluation"
 HELD_OUT_SOURCE = "synthetic/held-out"
+SAFETY_CHAT_SOURCE = "synthetic/safety-chats"
+SAFETY_SOURCE = "synthetic/safety"
 
-ASKED_COLUMNS = "id string, domain string, prompt string, answer string, family string"
+ASKED_COLUMNS = "id string, domain string, kind string, prompt string, answer string, family string"
 HELD_OUT_COLUMNS = f"{ASKED_COLUMNS}, text string"
 COLUMNS = {
     "documents/part-00000.parquet": PREPARED_COLUMNS,
@@ -59,6 +65,8 @@ class SynthesizedProblems(Record):
     num_chats: int
     num_prompts: int
     num_held_out_problems: int
+    num_safety_requests: int
+    """Held-out requests, harmful and harmless."""
     training_problems_by_family: dict[str, int]
     rejected: dict[str, int]
     """Problems that the verifier refused, by family."""
@@ -101,7 +109,14 @@ class FamilyProblems:
 
 
 @step(
-    content=("documents/*.parquet", "chats.parquet", "prompts.parquet", "problems.parquet", "held_out.parquet"),
+    content=(
+        "documents/*.parquet",
+        "chats.parquet",
+        "prompts.parquet",
+        "problems.parquet",
+        "held_out.parquet",
+        "safety.parquet",
+    ),
     distributions=("pyarrow", "numpy"),
 )
 def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> SynthesizedProblems:
@@ -127,18 +142,23 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
     for family in families:
         asked = family.training[: -(-len(family.training) * recipe.num_chats // recipe.num_training_problems)]
         chats += [_reasoned_chat(family.name, number, problem, recipe) for number, problem in enumerate(asked)]
-    prompts = [(problem.question, problem.result, f"arithmetic {problem.operation}") for problem in unseen]
-    prompts += [(problem.question, problem.answer, family.name) for family in families for problem in family.prompts]
+    prompts = [(EXACT, problem.question, problem.result, f"arithmetic {problem.operation}") for problem in unseen]
+    prompts += [(EXACT, each.question, each.answer, family.name) for family in families for each in family.prompts]
+    requests = training_requests(recipe.num_safety_chats + recipe.num_safety_prompts)
+    chats += [_safety_chat(number, each, recipe) for number, each in enumerate(requests[: recipe.num_safety_chats])]
+    prompts += [_safety_prompt(request) for request in requests[recipe.num_safety_chats :]]
     held_out = [(problem, family.name) for family in families for problem in family.held_out]
+    safety = [_safety_prompt(request) for request in held_out_requests()]
     tables = {
         "documents/part-00000.parquet": [_document(*document) for document in documents],
         "chats.parquet": chats,
         "prompts.parquet": [_asked(PROMPT_SOURCE, number, *prompt) for number, prompt in enumerate(prompts)],
         "problems.parquet": [_evaluation_problem(number, problem) for number, problem in enumerate(evaluation)],
         "held_out.parquet": [
-            _asked(HELD_OUT_SOURCE, number, problem.question, problem.answer, family) | {"text": problem.text}
+            _asked(HELD_OUT_SOURCE, number, EXACT, problem.question, problem.answer, family) | {"text": problem.text}
             for number, (problem, family) in enumerate(held_out)
         ],
+        "safety.parquet": [_asked(SAFETY_SOURCE, number, *request) for number, request in enumerate(safety)],
     }
     for name, rows in tables.items():
         _write_table(output.path(name), rows, COLUMNS.get(name))
@@ -150,6 +170,7 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         num_chats=len(chats),
         num_prompts=len(prompts),
         num_held_out_problems=len(held_out),
+        num_safety_requests=len(safety),
         training_problems_by_family={"arithmetic": len(training)}
         | {family.name: len(family.training) for family in families},
         rejected={family.name: family.num_rejected for family in families if family.num_rejected},
@@ -253,11 +274,21 @@ def _conversation(
     return {**address, "messages": messages, "tools": "[]"}
 
 
-def _asked(source: str, number: int, question: str, answer: str, family: str) -> dict[str, object]:
-    """A prompt, or a problem that is held out."""
+def _safety_chat(number: int, request: SafetyRequest, recipe: SynthesisRecipe) -> dict[str, object]:
+    return _conversation(SAFETY_CHAT_SOURCE, number, request.text, request.reasoning, request.answer, SAFETY, recipe)
+
+
+def _safety_prompt(request: SafetyRequest) -> tuple[str, str, str, str]:
+    """(kind, question, what the verifier expects, label)"""
+    return SAFETY, request.text, expected_behaviour(request.label, request.known), request.label
+
+
+def _asked(source: str, number: int, kind: str, question: str, answer: str, family: str) -> dict[str, object]:
+    """A prompt, or a problem or request that is held out."""
     return {
         "id": document_id(source, number, 0),
-        "domain": SYNTHETIC,
+        "domain": SYNTHETIC if kind == EXACT else SAFETY,
+        "kind": kind,
         "prompt": question,
         "answer": answer,
         "family": family,

@@ -16,7 +16,7 @@ from tasks.data.prompts.prompt_records import READERS, UnusablePromptError, prom
 from tasks.data.readers.json_lines import JsonLine, json_lines
 from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
 from tasks.data.records.documents import document_id, sampling_hash
-from tasks.data.seeds.problem_kinds import CODE, DOMAIN_OF_KIND, EXACT
+from tasks.data.seeds.problem_kinds import CODE, DOMAIN_OF_KIND
 from tasks.data.seeds.verify_solutions import REJECTED, write_rows
 
 if TYPE_CHECKING:
@@ -90,8 +90,10 @@ def _generated(synthetic: Artifact[SynthesizedProblems]) -> list[Row]:
     import pyarrow.parquet as pq
 
     numbers = {document_id(PROMPT_SOURCE, number, 0): number for number in range(synthetic.record.num_prompts)}
-    made = pq.read_table(synthetic.path("prompts.parquet"), columns=["id", "domain", "prompt", "answer"]).to_pylist()
-    place = {"source": PROMPT_SOURCE, "collection": PROMPT_SOURCE, "licence": "", "kind": EXACT, "tools": "[]"}
+    made = pq.read_table(
+        synthetic.path("prompts.parquet"), columns=["id", "domain", "kind", "prompt", "answer"]
+    ).to_pylist()
+    place = {"source": PROMPT_SOURCE, "collection": PROMPT_SOURCE, "licence": "", "tools": "[]"}
     return [{**row, **place, "offset": numbers[row["id"]]} for row in made]
 
 

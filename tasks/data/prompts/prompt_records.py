@@ -13,10 +13,12 @@ from typing import Any
 from infra.step import canonical_json
 from tasks.data.prompts.constraints import constraint_problem
 from tasks.data.prompts.function_calls import ExpectedCall
-from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, TOOLS
+from tasks.data.prompts.refusals import HARMFUL, HARMLESS, expected_behaviour
+from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import asked_question, code_parts, code_question, math_parts
 
 Given = Mapping[str, Any]
+LABELS = {HARMFUL: HARMFUL, HARMLESS: HARMLESS, "unsafe": HARMFUL, "safe": HARMLESS}
 CHOOSE = "Answer with the letter of the right choice."
 LEFT_OUT = object()
 """Stands for a field without a value."""
@@ -131,6 +133,16 @@ def _json_schema(described: Any) -> Any:
     return {key: value for key, value in named.items() if (key, value) != ("type", ANY_TYPE)}
 
 
+def _safety(record: Given) -> tuple[str, str, str]:
+    """`label`: harmful or harmless, or unsafe or safe as in XSTest; `answer`, if a harmless one has a known answer."""
+    label = LABELS.get(str(record.get("label")))
+    if label is None:
+        raise UnusablePromptError("no_label")
+    known = record.get("answer")
+    is_known = label == HARMLESS and isinstance(known, str)
+    return asked_question(record), "[]", expected_behaviour(label, known.strip() if is_known else "")
+
+
 def _exact_calls(given: object) -> list[ExpectedCall]:
     calls: list[ExpectedCall] = []
     for call in given if isinstance(given, list) else [given]:
@@ -201,5 +213,12 @@ def _parsed(value: object) -> Any:
         return None
 
 
-READERS = {MATH: _mathematics, CODE: _program, CHOICE: _choice, CONSTRAINTS: _constraints, TOOLS: _tools}
+READERS = {
+    MATH: _mathematics,
+    CODE: _program,
+    CHOICE: _choice,
+    CONSTRAINTS: _constraints,
+    TOOLS: _tools,
+    SAFETY: _safety,
+}
 """Functions record -> (question, tools, answer), by kind."""

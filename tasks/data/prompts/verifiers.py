@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from model.text.chat_template import answer_of
 from tasks.data.prompts.constraints import satisfies
 from tasks.data.prompts.function_calls import calls_agree
+from tasks.data.prompts.refusals import behaves
 from tasks.data.sandbox.code_sandbox import FAILED, PASSED, find_verdict
 from tasks.data.seeds.code_answers import program_of
 from tasks.data.seeds.math_answers import answers_agree, boxed_answers, final_answer
-from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, EXACT, MATH, TOOLS
+from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, EXACT, MATH, SAFETY, TOOLS
 
 
 class VerifierError(RuntimeError):
@@ -113,5 +114,6 @@ VERIFIERS: dict[str, Callable[[str, str], bool | None]] = {
     CHOICE: chooses,
     CONSTRAINTS: follows_constraints,
     TOOLS: calls_functions,
+    SAFETY: behaves,
 }
 """Functions (answer, expected) -> whether it is right, by kind of prompt."""

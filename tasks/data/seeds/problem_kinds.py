@@ -14,5 +14,7 @@ CONSTRAINTS = "constraints"
 """An instruction whose form a program checks, as in IFEval."""
 TOOLS = "tools"
 """The function calls that a request asks for."""
-DOMAIN_OF_KIND = {MATH: "math", CODE: "code", CHOICE: "chat", CONSTRAINTS: "chat", TOOLS: "chat"}
+SAFETY = "safety"
+"""A request that must be declined, or a harmless one that must be answered."""
+DOMAIN_OF_KIND = {MATH: "math", CODE: "code", CHOICE: "chat", CONSTRAINTS: "chat", TOOLS: "chat", SAFETY: "safety"}
 """Domain of a kind's prompts, where their entry in glm46-data.yaml names none."""

@@ -1,7 +1,7 @@
 """Reads the items of a benchmark from its file: the prompt with its examples, and what a right answer is.
 
 A record that lacks what its kind needs is an error: a benchmark with fewer items is another benchmark. Only IFEval's
-instructions that no program here checks are left out, and counted.
+instructions that no program here checks are left out, and counted, as are requests of the other label.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of, tool_request
+from tasks.data.prompts.refusals import HARMFUL, HARMLESS
 from tasks.data.readers.json_lines import json_lines
 from tasks.data.readers.source_bytes import HashingReader, decompressed, open_source
 from tasks.data.seeds.math_answers import without_annotations
-from tasks.data.seeds.problem_kinds import CONSTRAINTS, MATH, TOOLS
+from tasks.data.seeds.problem_kinds import CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import code_parts
 from tasks.evaluation.benchmarks.repository_tasks import RepositoryTask, issue_prompt, task_of
 from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 BETWEEN_EXAMPLES = "\n\n"
-UNCHECKED = "unsupported_constraint"
+LEFT_OUT = ("unsupported_constraint", f"{HARMFUL}_request", f"{HARMLESS}_request")
+"""Reasons for which a record is left out; any other is an error."""
 ARTICLE = re.compile(r"^ = [^=\n]+ = $", re.MULTILINE)
 """First line of an article in WikiText: each is an item. Another plain text is one item."""
 BOX = "\nPut the final answer in \\boxed{}."
@@ -171,8 +173,8 @@ def _rows(benchmark: LikelihoodBenchmark | AnswerBenchmark, file: SourceFile, le
         try:
             question = read(record, is_chat)
         except UnusablePromptError as error:
-            if error.reason == UNCHECKED:
-                left_out[UNCHECKED] += 1
+            if error.reason in LEFT_OUT:
+                left_out[error.reason] += 1
                 continue
             raise ValueError(
                 f"{file.name}, record {number}: cannot be asked as kind {benchmark.kind} ({error.reason}): correct it"
@@ -280,6 +282,15 @@ def _constraints(record: Record, is_chat: bool) -> Question:
     return Question(read.question, read.answer, "")
 
 
+def _request(record: Record, label: str) -> Question:
+    """`prompt` or `question`, and `label`; a harmless one may have an `answer`."""
+    read = prompt_of(SAFETY, record)
+    given = json.loads(read.answer)["label"]
+    if given != label:
+        raise UnusablePromptError(f"{given}_request")
+    return Question(read.question, read.answer, "")
+
+
 def _completed_program(record: Record, is_chat: bool) -> Question:
     """HumanEval's fields: `prompt`, `test` and `entry_point`."""
     prompt, test, entry = (_given(record, (name,)) for name in ("prompt", "test", "entry_point"))
@@ -331,5 +342,7 @@ READERS: dict[str, Callable[[Record, bool], Question]] = {
     "program": _program,
     "tools": _tools,
     "patch": _patch,
+    "refusal": lambda record, is_chat: _request(record, HARMFUL),
+    "over_refusal": lambda record, is_chat: _request(record, HARMLESS),
 }
 """Functions (record, whether it is asked in a chat) -> question, by kind of benchmark."""

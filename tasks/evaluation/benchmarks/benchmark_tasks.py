@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from configs.schema import Benchmark, LikelihoodBenchmark
 from model.text.chat_template import answer_of
+from tasks.data.prompts.refusals import behaves
 from tasks.data.prompts.verifiers import agrees_mathematically, calls_functions, follows_constraints
 from tasks.data.sandbox.code_sandbox import PASSED, find_verdict
 from tasks.data.seeds.code_answers import program_of
@@ -148,6 +149,8 @@ def is_right(kind: str, prompt: str, expected: str, text: str) -> bool:
         return calls_functions(answer, expected)
     if kind == "retrieval":
         return states_code(answer, expected)
+    if kind in ("refusal", "over_refusal"):
+        return behaves(answer, expected)
     assert kind == "exact", kind
     return answer == expected.strip()
 

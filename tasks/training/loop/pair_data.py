@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tasks.training.parallel.trainable import Trainable
     from tasks.training.schedule.schedules import StepPlan
     from tasks.training.state.job import TrainingJob
+    from tasks.training.state.position import Position
 
 TRAIN_FILE, VALIDATION_FILE, TEST_FILE = "train.parquet", "validation.parquet", "test.parquet"
 """Pairs to train on, to measure while training, and to judge by."""
@@ -84,7 +85,7 @@ class PairData:
         refuse_foreign_tokens(batches, self.job.recipe.model.vocab_size)
         return batches
 
-    def describe(self, plan: StepPlan) -> list[dict[str, object]]:
+    def describe(self, plan: StepPlan, position: Position) -> list[dict[str, object]]:
         return [{"pair_id": self.rows.ids[pair]} for pair in self._pairs_of(plan)]
 
     def _pairs_of(self, plan: StepPlan) -> list[int]:

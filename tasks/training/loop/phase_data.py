@@ -4,8 +4,9 @@ itself."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,20 +21,29 @@ from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.sequence_parallel import own_parts
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.plan.answer_batches import answers_at_once
-from tasks.training.policy.answer_rows import AnswerRows, target_log_probabilities
+from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, target_log_probabilities
 from tasks.training.policy.critic import Estimates, estimate_advantages, token_values
 from tasks.training.policy.frozen_models import open_frozen, score_answers
 from tasks.training.policy.policy import policy_updates
 from tasks.training.policy.prompt_order import Prompt, PromptOrder
-from tasks.training.policy.rollouts import describe_groups, policy_model, sample_answers
+from tasks.training.policy.rank_shares import compute_rows, gather, share_of
+from tasks.training.policy.rollouts import (
+    Rollout,
+    describe_groups,
+    policy_model,
+    sample_answers,
+    sample_until_informative,
+)
 from tasks.training.schedule.schedules import StepPlan, plan_step
 from tasks.training.state.job import TrainingJob
+from tasks.training.state.position import Position
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from configs.schema import TrainingRecipe
+    from model.architecture.transformer import Glm4Moe
     from tasks.training.parallel.ranks import Ranks
 
 LOGGED_GROUPS = 2
@@ -53,14 +63,17 @@ class StepData:
     metrics: dict[str, float] = field(default_factory=dict)
     rollouts: list[dict[str, object]] = field(default_factory=list)
     """Lines of rollouts.jsonl."""
+    refilled: dict[str, int] = field(default_factory=dict)
+    """Further prompts by domain that the step asked in place of groups without signal."""
 
 
 class PhaseData(Protocol):
-    """The data of a step depend on its position and, for a policy, on the weights: never on what was read before."""
+    """The data of a step depend on the position before it and, for a policy, on the weights: never on what was read
+    before."""
 
-    def read(self, plan: StepPlan, step: int) -> StepData: ...
+    def read(self, plan: StepPlan, position: Position) -> StepData: ...
 
-    def describe(self, plan: StepPlan) -> list[dict[str, object]]:
+    def describe(self, plan: StepPlan, position: Position) -> list[dict[str, object]]:
         """Where the step's rows come from, for the evidence of a spike."""
         ...
 
@@ -88,7 +101,7 @@ class PackedData:
         )
         self._ahead = Prefetcher(self._load, following)
 
-    def read(self, plan: StepPlan, step: int) -> StepData:
+    def read(self, plan: StepPlan, position: Position) -> StepData:
         """Raises ValueError for token ids that the model has no row for."""
         return self._ahead.read(plan)
 
@@ -98,7 +111,7 @@ class PackedData:
         refuse_foreign_tokens(batches, self.vocab_size)
         return StepData(own_parts(batches, self.ranks))
 
-    def describe(self, plan: StepPlan) -> list[dict[str, object]]:
+    def describe(self, plan: StepPlan, position: Position) -> list[dict[str, object]]:
         assert isinstance(self.rows, PackedRows), self.rows
         return self.rows.describe(plan.first_row, plan.first_row + plan.num_rows)[:MAX_EVIDENCE_PIECES]
 
@@ -108,14 +121,18 @@ class PackedData:
 
 
 class PolicyData:
-    """Answers of the present model to the prompts of the step; one rank."""
+    """Answers of the present model to the prompts of the step: each rank samples its share of the groups, and all know
+    all answers."""
 
     def __init__(self, job: TrainingJob, trainable: Trainable) -> None:
         assert isinstance(job.recipe.objective, PolicyObjective), job.recipe.objective
         self.job, self.model, self.objective = job, trainable.model, job.recipe.objective
+        self.ranks = trainable.ranks.data
         self.num_sequences, self.dtype = job.resources.micro_batch_sequences, job.recipe.dtype
         self.tokenizer = tokenizer_for_text(job.tokenizer_path)
         self.prompts = PromptOrder(Path(job.prompts_path), self.tokenizer, job.recipe)
+        self.comparison: RouteComparison | None = None
+        """Of the routes before a step's first update, while these are computed."""
         self.critic = self.reference = self.reward_model = None
         if trainable.critic is not None:
             self.critic = trainable.critic.model
@@ -123,20 +140,12 @@ class PolicyData:
         if job.reward_model_dir:
             self.reward_model = open_frozen(job.reward_model_dir, self.dtype, trainable.device, is_scored=True)
 
-    def read(self, plan: StepPlan, step: int) -> StepData:
-        prompts = self._prompts_of(plan)
+    def read(self, plan: StepPlan, position: Position) -> StepData:
+        size, step = self.objective.samples_per_prompt, position.step + 1
         started = time.perf_counter()
-        rollouts = sample_answers(
-            policy_model(self.model, self.dtype),
-            self.tokenizer,
-            prompts,
-            self.job.recipe,
-            self.job.eos_token_ids,
-            step,
-            answers_at_once(self.job.recipe, self.job.resources, plan.num_rows),
-            None if self.reward_model is None else self._score,
-        )
+        rollouts = self._sample(plan, position)
         seconds = time.perf_counter() - started
+        self.comparison = RouteComparison() if self.objective.routes != "ignore" else None
         updates = policy_updates(
             self._log_probabilities,
             rollouts,
@@ -144,15 +153,56 @@ class PolicyData:
             self.num_sequences,
             self.model.lm_head.weight.device,
             None if self.critic is None else self._critique,
+            self.ranks,
         )
+        if self.comparison is not None:
+            updates.metrics["route_difference"] = self.comparison.share(self.ranks)
+            self.comparison = None
         first, later = (updates.policy[0](), updates.policy[1:]) if updates.policy else ([], [])
-        described = describe_groups(rollouts, self.objective.samples_per_prompt, LOGGED_GROUPS, step)
-        updates.metrics["rollout_seconds"] = seconds
-        return StepData(first, later, updates.critic, updates.metrics, described)
+        refilled = Counter(rollout.prompt.domain for rollout in rollouts[plan.num_rows :: size])
+        updates.metrics.update(rollout_seconds=seconds, refilled_groups=float(refilled.total()))
+        described = describe_groups(rollouts, size, LOGGED_GROUPS, step)
+        return StepData(first, later, updates.critic, updates.metrics, described, dict(refilled))
+
+    def _sample(self, plan: StepPlan, position: Position) -> list[Rollout]:
+        """The step's answers, also those to further prompts, the same on all ranks."""
+        model, size = policy_model(self.model, self.dtype), self.objective.samples_per_prompt
+        at_once = answers_at_once(self.job.recipe, self.job.resources, plan.num_rows)
+        refilled = Counter(self._refilled(position))
+
+        def sample(prompts: Sequence[Prompt], first_group: int) -> list[Rollout]:
+            share = share_of(len(prompts), self.ranks)
+            own = sample_answers(
+                model,
+                self.tokenizer,
+                prompts[share],
+                self.job.recipe,
+                self.job.eos_token_ids,
+                position.step + 1,
+                at_once,
+                None if self.reward_model is None else self._score,
+                first_group + share.start,
+            )
+            return gather(own, self.ranks)
+
+        def further(domains: Sequence[str]) -> list[Prompt]:
+            prompts = self.prompts.further((plan.first_row + plan.num_rows) // size, domains, refilled)
+            refilled.update(prompt.domain for prompt in prompts)
+            return prompts
+
+        prompts = self._prompts_of(plan, position)
+        return sample_until_informative(sample, prompts, further, self.objective.max_refills, size)
 
     def _log_probabilities(self, rows: AnswerRows) -> Tensor:
-        now = policy_model(self.model, self.dtype)
-        return target_log_probabilities(now, rows, self.objective.temperature, self.num_sequences)
+        return self._likelihood(policy_model(self.model, self.dtype), rows, self.comparison)
+
+    def _likelihood(self, model: Glm4Moe, rows: AnswerRows, comparison: RouteComparison | None = None) -> Tensor:
+        temperature = self.objective.temperature
+        return compute_rows(
+            lambda own: target_log_probabilities(model, own, temperature, self.num_sequences, comparison),
+            rows,
+            self.ranks,
+        )
 
     def _score(self, sequences: Sequence[list[int]]) -> list[float]:
         assert self.reward_model is not None, self.job.reward_model_dir
@@ -161,17 +211,23 @@ class PolicyData:
     def _critique(self, rows: AnswerRows, trainer_BT: Tensor, rewards_B: Tensor) -> Estimates:
         assert isinstance(self.objective, PpoObjective), self.objective
         assert self.critic is not None and self.reference is not None, self.objective
-        values_BT = token_values(policy_model(self.critic, self.dtype), rows, self.num_sequences)
-        reference_BT = target_log_probabilities(self.reference, rows, self.objective.temperature, self.num_sequences)
+        critic = policy_model(self.critic, self.dtype)
+        values_BT = compute_rows(lambda own: token_values(critic, own, self.num_sequences), rows, self.ranks)
+        reference_BT = self._likelihood(self.reference, replace(rows, replays=False))
         return estimate_advantages(rows, rewards_B, values_BT, trainer_BT, reference_BT, self.objective)
 
-    def describe(self, plan: StepPlan) -> list[dict[str, object]]:
-        pieces: list[dict[str, object]] = [{"prompt_id": prompt.id} for prompt in self._prompts_of(plan)]
+    def describe(self, plan: StepPlan, position: Position) -> list[dict[str, object]]:
+        pieces: list[dict[str, object]] = [{"prompt_id": prompt.id} for prompt in self._prompts_of(plan, position)]
         return pieces[:MAX_EVIDENCE_PIECES]
 
-    def _prompts_of(self, plan: StepPlan) -> list[Prompt]:
+    def _prompts_of(self, plan: StepPlan, position: Position) -> list[Prompt]:
         size = self.objective.samples_per_prompt
-        return self.prompts.groups(plan.first_row // size, (plan.first_row + plan.num_rows) // size)
+        first, stop = plan.first_row // size, (plan.first_row + plan.num_rows) // size
+        return self.prompts.groups(first, stop, self._refilled(position))
+
+    def _refilled(self, position: Position) -> dict[str, int]:
+        assert position.policy is not None, position
+        return position.policy.num_refilled
 
     def close(self) -> None:
         pass
@@ -180,7 +236,7 @@ class PolicyData:
 class PreferenceData(PairData):
     """The pairs of each step as a step's data."""
 
-    def read(self, plan: StepPlan, step: int) -> StepData:
+    def read(self, plan: StepPlan, position: Position) -> StepData:
         return StepData(self.micro_batches(plan))
 
 

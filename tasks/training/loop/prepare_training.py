@@ -41,10 +41,10 @@ from tasks.training.state.job import TrainingJob
 from tasks.training.state.node_checkpoints import finish_uploads
 from tasks.training.state.position import PolicyProgress, Position
 from tasks.training.state.state import (
-    load_critic,
+    load_checkpoint,
     load_frozen,
+    load_handover,
     load_master,
-    load_state,
     random_state_hex,
     read_position,
 )
@@ -135,8 +135,8 @@ def build_trainable(
 
 
 def restore_state(job: TrainingJob, trainable: Trainable, shapes: dict[str, torch.Size]) -> Position:
-    """The newest verified checkpoint of this run, else the start state, else random weights. `shapes` are those of the
-    undivided model's tensors, under checkpoint names."""
+    """The newest checkpoint of this run, else the start state, else random weights. `shapes` are those of the undivided
+    model's tensors, under checkpoint names. Raises DamagedCheckpointError on all ranks."""
     recipe = job.recipe
     finish_uploads(job)
     checkpoint_dir, problems = on_first_rank(lambda: find_checkpoint(Path(job.work_dir)))
@@ -179,7 +179,7 @@ def restore_state(job: TrainingJob, trainable: Trainable, shapes: dict[str, torc
         before,
         recipe.course_start_tokens,
     )  # train_phase refused anything else
-    load_state(trainable, Path(job.start_dir), before)
+    load_handover(trainable, Path(job.start_dir), before)
     return fresh.model_copy(
         update={"optimizer_steps": before.optimizer_steps, "torch_random_state": before.torch_random_state}
     )
@@ -191,13 +191,3 @@ def _open_start(job: TrainingJob, shapes: dict[str, torch.Size]) -> TensorSource
         return open_weights(state_dir, weights_dir, recipe.model)
     language_model = open_weights(state_dir, weights_dir, read_config(weights_dir))
     return RewardModelStart(shapes, language_model, recipe.model, recipe.seed)
-
-
-def load_checkpoint(trainable: Trainable, checkpoint_dir: Path) -> Position:
-    """Replace the present state by that of a checkpoint, a critic's too, and return its position; all ranks call
-    it."""
-    position = read_position(checkpoint_dir)
-    if trainable.critic is not None:
-        load_critic(trainable.critic, checkpoint_dir, position)
-    load_state(trainable, checkpoint_dir, position)
-    return position

@@ -38,6 +38,8 @@ class MicroBatch:
     """Makes neighbouring rows pairs, whose loss is trained instead of cross-entropy."""
     values: ValueTargets | None = None
     """Makes the rows a critic's, whose loss at the targets is trained instead of cross-entropy."""
+    routes_LBTK: Tensor | None = None
+    """The experts that the trunk uses (model/architecture/routes.py); None where its routers choose."""
     max_documents: int | None = None
     """A bound of the number of runs of one segment id in the rows; None: on an accelerator the host counts them, for
     which it waits."""
@@ -54,6 +56,7 @@ class MicroBatch:
             "mtp_target_ids_BT": self.mtp_target_ids_BT,
             "preference": self.preference,
             "values": self.values,
+            "routes_LBTK": self.routes_LBTK,
         }
 
     @property

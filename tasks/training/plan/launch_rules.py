@@ -11,6 +11,8 @@ from tasks.training.plan.worlds import refuse_no_smaller_world
 
 QUEUE_OF_LAUNCHER = {"ssh": ("hostfile",), "kubernetes": ("image", "volume_claim")}
 DEVICES = ("cpu",)
+MODEL_AXES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+"""Axes that divide the model or its rows."""
 
 
 def refuse_impossible_training(recipe: TrainingRecipe, resources: TrainingResources) -> None:
@@ -28,16 +30,27 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
     reasons += incomplete_queue(resources)
     if resources.device not in DEVICES:
         reasons.append(f"device {resources.device} is not available, ranks compute on CPUs: set device to {DEVICES[0]}")
-    if isinstance(recipe.objective, PolicyObjective) and resources.num_ranks > 1:
-        reasons.append(f"num_ranks {resources.num_ranks} cannot train {kind}: set num_ranks to 1")
-    if isinstance(recipe.objective, PolicyObjective) and resources.zero_stage > 0:
-        reasons.append(
-            f"zero_stage {resources.zero_stage} cannot train {kind}, whose answers are sampled from undivided "
-            f"weights: set zero_stage to 0"
-        )
+    if isinstance(recipe.objective, PolicyObjective):
+        reasons += untrainable_policy(kind, resources)
     if recipe.reads_pairs:
         reasons += untrainable_pairs(recipe, resources)
     return [*reasons, *refuse_no_smaller_world(recipe, resources)]
+
+
+def untrainable_policy(kind: str, resources: TrainingResources) -> list[str]:
+    """Every reason against training a policy on these ranks, each of which samples with the whole model."""
+    reasons = [
+        f"{axis} {getattr(resources, axis)} cannot train {kind}, whose answers each rank samples with the whole model: "
+        f"set {axis} to 1"
+        for axis in MODEL_AXES
+        if getattr(resources, axis) > 1
+    ]
+    if resources.zero_stage == 3:
+        reasons.append(
+            f"zero_stage 3 cannot train {kind}, whose answers are sampled from undivided weights: set zero_stage to 2 "
+            f"or less"
+        )
+    return reasons
 
 
 def untrainable_pairs(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
@@ -46,7 +59,7 @@ def untrainable_pairs(recipe: TrainingRecipe, resources: TrainingResources) -> l
     reasons = [
         f"{axis} {getattr(resources, axis)} cannot train {kind}, whose pairs are compared in one pass over whole rows: "
         f"set {axis} to 1"
-        for axis in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+        for axis in MODEL_AXES
         if getattr(resources, axis) > 1
     ]
     if resources.zero_stage == 3:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from model.architecture.losses import IGNORED
+from model.architecture.routes import free_routes, recorded_routes, route_differences
+from tasks.training.parallel.micro_batch import MicroBatch
 
 if TYPE_CHECKING:
     from model.architecture.transformer import Glm4Moe
+    from tasks.training.parallel.ranks import Axis
     from tasks.training.policy.rollouts import Rollout
 
 
@@ -25,13 +30,44 @@ class AnswerRows:
     """The answer's tokens, IGNORED elsewhere."""
     rollout_log_probabilities_BT: Tensor
     """Log-probabilities of the targets when they were sampled."""
+    routes_LBTK: Tensor | None = None
+    """The experts with which they were sampled; None where these are not kept."""
+    replays: bool = False
+    """Whether training computes with those experts."""
 
     @property
     def is_answer_BT(self) -> Tensor:
         return self.target_ids_BT != IGNORED
 
+    def select(self, numbers: Tensor | slice) -> AnswerRows:
+        """The rows with these numbers."""
+        return AnswerRows(
+            self.token_ids_BT[numbers],
+            self.target_ids_BT[numbers],
+            self.rollout_log_probabilities_BT[numbers],
+            None if self.routes_LBTK is None else self.routes_LBTK[:, numbers],
+            self.replays,
+        )
 
-def lay_out(rollouts: Sequence[Rollout], device: torch.device) -> AnswerRows:
+    @property
+    def replayed_LBTK(self) -> Tensor | None:
+        return self.routes_LBTK if self.replays else None
+
+    def micro_batch(self, *, is_filler: bool, **settings: Any) -> MicroBatch:
+        """These rows as a micro-batch with further `settings` of it; a filler has no targets."""
+        targets_BT = torch.full_like(self.target_ids_BT, IGNORED) if is_filler else self.target_ids_BT
+        return MicroBatch(
+            self.token_ids_BT,
+            targets_BT,
+            torch.zeros_like(self.token_ids_BT),
+            is_segmented=False,
+            is_filler=is_filler,
+            routes_LBTK=self.replayed_LBTK,
+            **settings,
+        )
+
+
+def lay_out(rollouts: Sequence[Rollout], device: torch.device, replays: bool = False) -> AnswerRows:
     """One row per rollout, prompt then answer."""
     width = max(len(rollout.prompt_ids) + len(rollout.answer_ids) for rollout in rollouts) - 1
     token_ids_BT = torch.zeros(len(rollouts), width, dtype=torch.int64)
@@ -43,15 +79,58 @@ def lay_out(rollouts: Sequence[Rollout], device: torch.device) -> AnswerRows:
         token_ids_BT[row, : len(sequence) - 1] = sequence[:-1]
         target_ids_BT[row, answer] = sequence[len(rollout.prompt_ids) :]
         log_probabilities_BT[row, answer] = torch.tensor(rollout.log_probabilities)
-    return AnswerRows(token_ids_BT.to(device), target_ids_BT.to(device), log_probabilities_BT.to(device))
+    return AnswerRows(
+        token_ids_BT.to(device),
+        target_ids_BT.to(device),
+        log_probabilities_BT.to(device),
+        _lay_out_routes([rollout.routes_LTK for rollout in rollouts], width, device),
+        replays,
+    )
+
+
+def _lay_out_routes(routes: Sequence[Tensor | None], width: int, device: torch.device) -> Tensor | None:
+    kept = [each for each in routes if each is not None]
+    if not kept:
+        return None
+    num_layers, _, num_experts = kept[0].shape
+    routes_LBTK = free_routes(num_layers, len(kept), width, num_experts)
+    for row, routes_LTK in enumerate(kept):
+        routes_LBTK[:, row, : routes_LTK.shape[1]] = routes_LTK
+    return routes_LBTK.to(device)
+
+
+class RouteComparison:
+    """Counts routes of the rollout that the trainer's routers do not choose."""
+
+    def __init__(self) -> None:
+        self.counts = torch.zeros(2, dtype=torch.int64)
+
+    def add(self, chosen: Sequence[Tensor], kept_LBTK: Tensor) -> None:
+        """What each router chose, (B x T, K), beside what it chose in the rollout."""
+        if chosen:
+            chosen_LBTK = torch.stack([*chosen]).view_as(kept_LBTK)
+            self.counts += torch.stack(route_differences(chosen_LBTK, kept_LBTK)).cpu()
+
+    def share(self, data: Axis) -> float:
+        """Over all ranks."""
+        counts = self.counts.clone()
+        if data.size > 1:
+            dist.all_reduce(counts, group=data.group)
+        return int(counts[0]) / max(1, int(counts[1]))
 
 
 @torch.no_grad()
-def target_log_probabilities(model: Glm4Moe, rows: AnswerRows, temperature: float, num_sequences: int) -> Tensor:
-    """log p(target) under the weights about to be trained, (B, T), at the temperature of the sampling."""
+def target_log_probabilities(
+    model: Glm4Moe, rows: AnswerRows, temperature: float, num_sequences: int, comparison: RouteComparison | None = None
+) -> Tensor:
+    """log p(target) under the weights about to be trained, (B, T), at the temperature of the sampling. `comparison`
+    counts where the routers choose otherwise than in the rollout."""
     pieces = []
-    for tokens, targets in zip(
-        rows.token_ids_BT.split(num_sequences), rows.target_ids_BT.split(num_sequences), strict=True
-    ):
-        pieces.append(model.lm_head.log_probabilities(model.hidden_states(tokens) / temperature, targets))
+    for start in range(0, len(rows.token_ids_BT), num_sequences):
+        own = rows.select(slice(start, start + num_sequences))
+        with nullcontext([]) if comparison is None else recorded_routes(model.trunk_layers) as recorded:
+            hidden_BTD = model.hidden_states(own.token_ids_BT, routes_LBTK=own.replayed_LBTK)
+        if comparison is not None and own.routes_LBTK is not None:
+            comparison.add(recorded, own.routes_LBTK)
+        pieces.append(model.lm_head.log_probabilities(hidden_BTD / temperature, own.target_ids_BT))
     return torch.cat(pieces)

@@ -8,18 +8,20 @@ off counts as ended: nothing comes after its last token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from model.architecture.values import ValueTargets
-from tasks.training.parallel.micro_batch import MicroBatch
+from tasks.training.policy.rank_shares import share_batches
 
 if TYPE_CHECKING:
     from configs.schema import PpoObjective
     from model.architecture.transformer import Glm4Moe
+    from tasks.training.parallel.micro_batch import MicroBatch
+    from tasks.training.parallel.ranks import Axis
     from tasks.training.policy.answer_rows import AnswerRows
 
 NORMALIZATION_EPS = 1e-8
@@ -104,16 +106,13 @@ def token_values(critic: Glm4Moe, rows: AnswerRows, num_sequences: int) -> Tenso
 
 
 def critic_batches(
-    rows: AnswerRows, estimates: Estimates, part: Tensor, value_clip: float, num_sequences: int
+    rows: AnswerRows, estimates: Estimates, part: Tensor, value_clip: float, num_sequences: int, data: Axis
 ) -> list[MicroBatch]:
-    """The critic's micro-batches of one update, on these of the answers."""
+    """This rank's micro-batches of one update of the critic, on these of the answers."""
     return [
-        MicroBatch(
-            rows.token_ids_BT[numbers],
-            rows.target_ids_BT[numbers],
-            torch.zeros_like(rows.token_ids_BT[numbers]),
-            is_segmented=False,
+        replace(rows.select(numbers), replays=False).micro_batch(
+            is_filler=is_filler,
             values=ValueTargets(estimates.returns_BT[numbers], estimates.values_BT[numbers], value_clip),
         )
-        for numbers in part.split(num_sequences)
+        for numbers, is_filler in share_batches(part, num_sequences, data)
     ]

@@ -8,7 +8,7 @@ runs through the fused cross-entropy.
 The ratio is the probability under the weights being trained over that under the weights before the step's first update,
 both by the trainer's arithmetic: of each token (GRPO, PPO), or the geometric mean over an answer's tokens (GSPO). The
 answers were sampled by other arithmetic (decoding with a cache, another engine). A factor of its own corrects that,
-min(trainer / rollout, importance_cap): truncated importance sampling. A ratio over the rollout's probabilities would
+trainer / rollout within bounds: truncated or masked importance sampling. A ratio over the rollout's probabilities would
 clip differences of rounding: the policy has not changed when its first update begins.
 """
 
@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from configs.schema import PolicyObjective, PpoObjective
+from configs.schema import ImportanceRecipe, PolicyObjective, PpoObjective
 from tasks.training.parallel.micro_batch import MicroBatch
+from tasks.training.parallel.ranks import Axis
 from tasks.training.policy.answer_rows import AnswerRows, lay_out
 from tasks.training.policy.critic import Estimates, critic_batches
+from tasks.training.policy.rank_shares import ALONE, share_batches
 from tasks.training.policy.rewards import reward_metrics
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ ADVANTAGE_EPS = 1e-6
 """Keeps the quotient finite; groups of equal rewards have the advantage 0 whatever it is."""
 MISMATCH_METRICS = ("rollout_log_ratio", "rollout_kl", "truncated_fraction", "clip_fraction")
 """Over the trained answers' tokens: mean |log(trainer / rollout)|, the estimate of KL(rollout | trainer) by expm1(x) -
-x, the share whose importance weight is truncated, and the share whose weight is 0 by the clip."""
+x, the share whose importance ratio is out of bounds, and the share whose weight is 0 by the clips."""
 
 
 def group_advantages(rewards_GS: Tensor) -> Tensor:
@@ -45,16 +47,26 @@ def group_advantages(rewards_GS: Tensor) -> Tensor:
     return centred_GS / (rewards_GS.std(1, keepdim=True, correction=0) + ADVANTAGE_EPS)
 
 
-def importance_weights(trainer_BT: Tensor, rollout_BT: Tensor, cap: float) -> Tensor:
-    """min(p trainer / p rollout, cap) from log-probabilities of the sampled tokens under the same weights."""
-    return (trainer_BT - rollout_BT).exp().clamp(max=cap)
+def importance_ratios(trainer_BT: Tensor, rows: AnswerRows, recipe: ImportanceRecipe) -> Tensor:
+    """p trainer / p rollout of the sampled tokens under the same weights: of each, or the product over its answer."""
+    log_ratio_BT = (trainer_BT - rows.rollout_log_probabilities_BT) * rows.is_answer_BT
+    if recipe.level == "answers":
+        log_ratio_BT = log_ratio_BT.sum(1, keepdim=True).expand_as(log_ratio_BT)
+    return log_ratio_BT.exp()
 
 
-def clipped_weights(log_ratio_BT: Tensor, advantages_BT: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Factor of each token's cross-entropy: advantage x ratio, 0 where the surrogate is clipped and so has no
-    gradient."""
-    ratio_BT = log_ratio_BT.exp()
-    is_clipped_BT = torch.where(advantages_BT > 0, ratio_BT > 1 + clip_high, ratio_BT < 1 - clip_low)
+def importance_weights(ratio_BT: Tensor, recipe: ImportanceRecipe) -> Tensor:
+    """The ratio where it is within the bounds; outside the bound (truncated importance sampling) or 0 (masked)."""
+    bounded_BT = ratio_BT.clamp(recipe.floor, recipe.cap)
+    return bounded_BT if recipe.kind == "truncated" else bounded_BT * (bounded_BT == ratio_BT)
+
+
+def clipped_weights(log_ratio_BT: Tensor, advantages_BT: Tensor, objective: PolicyObjective) -> Tensor:
+    """Factor of each token's cross-entropy: advantage x ratio, 0 where the surrogate is clipped and so has no gradient.
+    A negative advantage has a second bound on the other side (dual clip)."""
+    ratio_BT, low, high = log_ratio_BT.exp(), 1 - objective.clip_low, 1 + objective.clip_high
+    is_outside_BT = (ratio_BT < low) | (ratio_BT > objective.dual_clip)
+    is_clipped_BT = torch.where(advantages_BT > 0, ratio_BT > high, is_outside_BT)
     return (ratio_BT * advantages_BT).masked_fill(is_clipped_BT, 0.0)
 
 
@@ -62,15 +74,15 @@ def surrogate_weights(
     now_BT: Tensor, trainer_BT: Tensor, rows: AnswerRows, advantages_BT: Tensor, objective: PolicyObjective
 ) -> Tensor:
     """Factor of each token's cross-entropy, of which the mean over all tokens is taken, from its log-probability under
-    the weights being trained, under those before the first update by the trainer, and when it was sampled."""
+    the weights being trained and under those before the first update, both by the trainer."""
     is_answer_BT, log_ratio_BT = rows.is_answer_BT, now_BT - trainer_BT
     num_tokens_B1 = is_answer_BT.sum(1, keepdim=True)
     if objective.kind == "gspo":
         log_ratio_BT = (log_ratio_BT * is_answer_BT).sum(1, keepdim=True).div(num_tokens_B1).expand_as(now_BT)
-    weights_BT = clipped_weights(log_ratio_BT, advantages_BT, objective.clip_low, objective.clip_high)
+    weights_BT = clipped_weights(log_ratio_BT, advantages_BT, objective)
     if objective.loss_mean == "answers":
         weights_BT = weights_BT * num_tokens_B1.float().mean() / num_tokens_B1
-    return importance_weights(trainer_BT, rows.rollout_log_probabilities_BT, objective.importance_cap) * weights_BT
+    return weights_BT
 
 
 @dataclass(frozen=True)
@@ -91,8 +103,10 @@ def policy_updates(
     num_sequences: int,
     device: torch.device,
     critique: Callable[[AnswerRows, Tensor, Tensor], Estimates] | None = None,
+    data: Axis = ALONE,
 ) -> PolicyUpdates:
-    """The updates on a step's answers, and its metrics.
+    """The updates on a step's answers, and its metrics. All ranks of `data` have the same answers and make the same
+    weights and metrics of them; each gets the micro-batches of its share of every update's answers.
 
     `log_probabilities` gives those of the targets under the present weights. `critique` makes advantages of the rows,
     their log-probabilities before the first update and their rewards, for PPO. Without a critic a group of equal
@@ -114,9 +128,11 @@ def policy_updates(
     trained = [rollout for rollout, is_in in zip(rollouts, is_trained, strict=True) if is_in]
     if not trained:
         return PolicyUpdates([], [], metrics)
-    rows = lay_out(trained, device)
+    rows = lay_out(trained, device, replays=objective.routes == "replay")
     trainer_BT = log_probabilities(rows)
-    metrics |= _mismatch(trainer_BT, rows, objective)
+    ratio_BT = importance_ratios(trainer_BT, rows, objective.importance)
+    metrics |= _mismatch(trainer_BT, ratio_BT, rows, objective.importance)
+    importance_BT = importance_weights(ratio_BT, objective.importance)
     groups = torch.arange(len(trained), device=device).view(-1, objective.samples_per_prompt)
     parts = [part.flatten() for part in groups.tensor_split(min(objective.updates_per_rollout, len(groups)))]
     if critique is None:
@@ -126,41 +142,35 @@ def policy_updates(
         estimates = critique(rows, trainer_BT, rewards_GS.flatten())
         metrics |= estimates.metrics
         advantages_BT = estimates.advantages_BT
-        critic = [critic_batches(rows, estimates, part, objective.value_clip, num_sequences) for part in parts]
+        critic = [critic_batches(rows, estimates, part, objective.value_clip, num_sequences, data) for part in parts]
     shares = [len(part) / len(trained) for part in parts]
 
     def micro_batches(number: int) -> list[MicroBatch]:
         part = parts[number]
-        own = AnswerRows(
-            *(column[part] for column in (rows.token_ids_BT, rows.target_ids_BT, rows.rollout_log_probabilities_BT))
-        )
+        own = rows.select(part)
         now_BT = log_probabilities(own) if number else trainer_BT[part]
         weights_BT = surrogate_weights(now_BT, trainer_BT[part], own, advantages_BT[part], objective)
         is_weighted_BT = own.is_answer_BT & (advantages_BT[part] != 0)
         metrics["clip_fraction"] += shares[number] * float((weights_BT[is_weighted_BT] == 0).float().mean())
-        return _micro_batches(own, weights_BT, objective.temperature, num_sequences)
+        return [
+            own.select(numbers).micro_batch(
+                is_filler=is_filler,
+                weights_BT=importance_BT[part][numbers] * weights_BT[numbers],
+                temperature=objective.temperature,
+            )
+            for numbers, is_filler in share_batches(torch.arange(len(part), device=device), num_sequences, data)
+        ]
 
     return PolicyUpdates([partial(micro_batches, number) for number in range(len(parts))], critic, metrics)
 
 
-def _micro_batches(rows: AnswerRows, weights_BT: Tensor, temperature: float, num_sequences: int) -> list[MicroBatch]:
-    columns = zip(
-        *(column.split(num_sequences) for column in (rows.token_ids_BT, rows.target_ids_BT, weights_BT)), strict=True
-    )
-    return [
-        MicroBatch(
-            tokens, targets, torch.zeros_like(tokens), is_segmented=False, weights_BT=weights, temperature=temperature
-        )
-        for tokens, targets, weights in columns
-    ]
-
-
-def _mismatch(trainer_BT: Tensor, rows: AnswerRows, objective: PolicyObjective) -> dict[str, float]:
+def _mismatch(trainer_BT: Tensor, ratio_BT: Tensor, rows: AnswerRows, recipe: ImportanceRecipe) -> dict[str, float]:
     """How far sampling and training disagree about the sampled tokens: MISMATCH_METRICS but the clip's."""
     log_ratio_A = (trainer_BT - rows.rollout_log_probabilities_BT)[rows.is_answer_BT]
+    ratio_A = ratio_BT[rows.is_answer_BT]
     values = (
         log_ratio_A.abs().mean(),
         (log_ratio_A.expm1() - log_ratio_A).mean(),
-        (log_ratio_A.exp() > objective.importance_cap).float().mean(),
+        (ratio_A != ratio_A.clamp(recipe.floor, recipe.cap)).float().mean(),
     )
     return dict(zip(MISMATCH_METRICS, torch.stack(values).tolist(), strict=False))

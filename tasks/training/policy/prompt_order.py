@@ -1,11 +1,13 @@
 """Which prompt each group of a policy phase asks: domains in the shares of the phase's mixture, shuffled in each.
 
-Depends on the prompts and the recipe only, so a resumed phase asks as an uninterrupted one does.
+Depends on the prompts, the recipe, and the number of further prompts that replaced groups without signal: a resumed
+phase asks as an uninterrupted one does.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,17 +79,42 @@ class PromptOrder:
         self._domain_of = assign_domains(recipe, available)
         self.num_groups = len(self._domain_of)
         self._number_of = np.zeros(self.num_groups, dtype=np.int64)
-        for index in range(len(self._domains)):
+        self._spare: dict[str, int] = {}
+        """Further prompts of each domain that max_epochs allows."""
+        for index, domain in enumerate(self._domains):
             own = self._domain_of == index
             self._number_of[own] = np.arange(own.sum())
+            self._spare[domain] = int(recipe.max_epochs * available[domain]) - int(own.sum())
 
-    def groups(self, start: int, stop: int) -> list[Prompt]:
-        """Prompts of the groups start..stop-1."""
-        return [self._prompt(number) for number in range(start, stop)]
+    def groups(self, start: int, stop: int, refilled: Mapping[str, int]) -> list[Prompt]:
+        """Prompts of the groups start..stop-1 after the given number of further prompts by domain."""
+        domains = [self._domains[index] for index in self._domain_of[start:stop]]
+        numbers = self._number_of[start:stop].tolist()
+        return [
+            self._prompt(domain, number + refilled.get(domain, 0))
+            for domain, number in zip(domains, numbers, strict=True)
+        ]
 
-    def _prompt(self, group: int) -> Prompt:
-        prompts = self._by_domain[self._domains[self._domain_of[group]]]
-        epoch, index = divmod(int(self._number_of[group]), len(prompts))
+    def further(self, stop: int, domains: Sequence[str], refilled: Mapping[str, int]) -> list[Prompt]:
+        """A further prompt of each of the domains, those of groups that had no signal, after the prompts of the groups
+        up to `stop`. It is left out where max_epochs leaves none that no later group needs."""
+        asked, prompts = Counter(refilled), []
+        for domain in domains:
+            if asked[domain] < self._spare[domain]:
+                before = int((self._domain_of[:stop] == self._domains.index(domain)).sum())
+                prompts.append(self._prompt(domain, before + asked[domain]))
+                asked[domain] += 1
+        return prompts
+
+    def asked(self, refilled: Mapping[str, int]) -> list[Prompt]:
+        """The prompts of a whole phase, each once, further ones last."""
+        further = [domain for domain, number in refilled.items() for _ in range(number)]
+        prompts = [*self.groups(0, self.num_groups, {}), *self.further(self.num_groups, further, {})]
+        return list({prompt.id: prompt for prompt in prompts}.values())
+
+    def _prompt(self, domain: str, number: int) -> Prompt:
+        prompts = self._by_domain[domain]
+        epoch, index = divmod(number, len(prompts))
         return prompts[int(shuffled_rows(np.array([index]), len(prompts), self._seed + epoch)[0])]
 
 

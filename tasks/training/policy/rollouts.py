@@ -18,6 +18,7 @@ from tasks.training.policy.rewards import Reward, refuse_broken_rewards, reward_
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from torch import Tensor
 
     from model.architecture.transformer import Glm4Moe
 
@@ -34,6 +35,8 @@ class Rollout:
     """Of the answer's tokens when they were sampled, at the temperature of the sampling."""
     text: str
     reward: Reward
+    routes_LTK: Tensor | None = None
+    """The experts of each token that was read, int16 (model/architecture/routes.py); None where they are not kept."""
 
 
 def policy_model(model: Glm4Moe, dtype: str) -> Glm4Moe:
@@ -58,11 +61,12 @@ def sample_answers(
     step: int,
     batch_sequences: int,
     score: Callable[[Sequence[list[int]]], list[float]] | None = None,
+    first_group: int = 0,
 ) -> list[Rollout]:
     """A group of answers per prompt, group by group, `batch_sequences` answers at once. `score` is the reward model's,
-    of prompts with their answers. Each answer has draws of its
-    own, decided by seed, step and its index in the step. The size of the batches changes at most the last bits, where
-    decoding rounds by it (bfloat16).
+    of prompts with their answers; `first_group` is the number of the first prompt in its step. Each answer has draws of
+    its own, decided by seed, step and its index in the step: neither the rank that samples it nor its batch changes
+    them. The size of the batches changes at most the last bits, where decoding rounds by it (bfloat16).
 
     Raises RewardError for a reward that is no number, VerifierError for a verifier that failed.
     """
@@ -77,6 +81,8 @@ def sample_answers(
         objective.temperature,
         stop_token_ids=stop_token_ids,
         seed=sampling_seed(recipe.seed, step),
+        first_index=first_group * objective.samples_per_prompt,
+        keeps_routes=objective.routes != "ignore",
     )
     generation = engine.generate(asked_ids, sampling, str(step))
     written = [
@@ -86,14 +92,38 @@ def sample_answers(
     whole = [[*prompt, *answer] for prompt, answer in zip(asked_ids, generation.token_ids, strict=True)]
     scores = None if score is None else score(whole)
     rewards = reward_answers(asked, written, list(map(len, generation.token_ids)), scores, objective)
-    columns = (asked, asked_ids, generation.token_ids, generation.sampled_log_probabilities, written, rewards)
+    routes = generation.routes or [None] * len(asked)
+    columns = (asked, asked_ids, generation.token_ids, generation.sampled_log_probabilities, written, rewards, routes)
     rollouts = [
-        Rollout(prompt, token_ids, answer_ids, log_probabilities, answer.text, reward)
-        for prompt, token_ids, answer_ids, log_probabilities, answer, reward in zip(*columns, strict=True)
+        Rollout(prompt, token_ids, answer_ids, log_probabilities, answer.text, reward, kept)
+        for prompt, token_ids, answer_ids, log_probabilities, answer, reward, kept in zip(*columns, strict=True)
     ]
     for start in range(0, len(rollouts), objective.samples_per_prompt):
         group = rollouts[start : start + objective.samples_per_prompt]
         refuse_broken_rewards([rollout.reward.total for rollout in group], group[0].prompt.id, step)
+    return rollouts
+
+
+def sample_until_informative(
+    sample: Callable[[Sequence[Prompt], int], list[Rollout]],
+    prompts: Sequence[Prompt],
+    further: Callable[[Sequence[str]], list[Prompt]],
+    max_refills: int,
+    group_size: int,
+) -> list[Rollout]:
+    """Dynamic sampling (arXiv 2503.14476, section 3.2): the answers to the prompts, and to further prompts for groups
+    of equal rewards, in the order in which they were asked. `sample` gets prompts and the number of the first in the
+    step, `further` the domain of each group to replace; it may give fewer. At most `max_refills` times in a step."""
+    rollouts = sample(prompts, 0)
+    latest = rollouts
+    for _ in range(max_refills):
+        groups = [latest[start : start + group_size] for start in range(0, len(latest), group_size)]
+        lost = [group[0].prompt.domain for group in groups if len({rollout.reward.total for rollout in group}) == 1]
+        replacing = further(lost) if lost else []
+        if not replacing:
+            break
+        latest = sample(replacing, len(rollouts) // group_size)
+        rollouts = [*rollouts, *latest]
     return rollouts
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from configs.schema import AdapterRecipe
 from model.architecture.adapters import ATTENTION_MATRICES, LORA_A, LORA_B, MAGNITUDE, MLP_MATRICES, merged_weight
+from tasks.training.state.saved_state import SavedTensors
 from tasks.training.state.tensor_sources import StateFiles, TensorSource
 
 _PEFT_PREFIX = "base_model.model."
@@ -34,22 +35,26 @@ class MergedTensors:
     """The frozen weights with the adapter merged in, each computed when it is asked for."""
 
     def __init__(
-        self, weights: TensorSource, shapes: Mapping[str, torch.Size], adapter: StateFiles, scaling: float
+        self,
+        weights: TensorSource,
+        shapes: Mapping[str, torch.Size],
+        adapter: SavedTensors | StateFiles,
+        scaling: float,
     ) -> None:
         self.weights, self.shapes, self.adapter, self.scaling = weights, shapes, adapter, scaling
 
     def tensor(self, name: str) -> Tensor:
         weight = self.weights.read(name, self.shapes[name])
         matrix = name.removesuffix("weight")
-        if matrix + LORA_A not in self.adapter.paths:
+        if matrix + LORA_A not in self.adapter.names():
             return weight
-        magnitude = self.adapter.tensor(matrix + MAGNITUDE) if matrix + MAGNITUDE in self.adapter.paths else None
+        magnitude = self.adapter.tensor(matrix + MAGNITUDE) if matrix + MAGNITUDE in self.adapter.names() else None
         return merged_weight(
             weight, self.adapter.tensor(matrix + LORA_A), self.adapter.tensor(matrix + LORA_B), magnitude, self.scaling
         )
 
 
-def write_adapter(adapter: StateFiles, recipe: AdapterRecipe, adapter_dir: Path) -> None:
+def write_adapter(adapter: SavedTensors | StateFiles, recipe: AdapterRecipe, adapter_dir: Path) -> None:
     """Equal input, equal bytes."""
     adapter_dir.mkdir(parents=True)
     tensors = {_PEFT_PREFIX + name: adapter.tensor(name) for name in sorted(adapter.names())}

@@ -1,9 +1,10 @@
-"""Commits resumable state: checkpoints/step-NNNNNN/ plus `latest`, the name of the newest verified one.
+"""Commits resumable state: checkpoints/step-NNNNNN/ plus `latest`, the name of the newest committed one.
 
-A commit adds checksums.json to a temporary directory whose files are on the disk, renames it, reads everything back and
-only then moves `latest`. So a crash or a full disk at any point leaves the previous checkpoint in place. Every commit
-carries the fencing number of the supervisor that started this process. If work/<key>/fencing holds a higher one,
-another supervisor has taken over and the commit is refused.
+Every rank writes and hashes files of its own. A commit adds index.json, what each file holds and the digests of its
+blocks, to a temporary directory whose files are on the disk. It renames the directory and only then moves `latest`. So
+a crash or a full disk at any point leaves the previous checkpoint in place. Who reads a block compares it with its
+digest. Every commit carries the fencing number of the supervisor that started this process. If work/<key>/fencing holds
+a higher one, another supervisor has taken over and the commit is refused.
 """
 
 from __future__ import annotations
@@ -13,19 +14,56 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from configs.files.atomic_files import replace_durably, sync_directory, write_durably
+from configs.files.file_digests import BLOCK_BYTES, block_digest_of
+from configs.files.stored_files import CorruptFileError, StoredFile, read_block
+from tasks.training.state.tensor_runs import Box, Run
 
-CHECKSUMS = "checksums.json"
+INDEX_FILE = "index.json"
 LATEST = "latest"
 FENCING_VARIABLE = "GLM46_FENCING"
 
 
 class FencedError(RuntimeError):
     """Another supervisor has taken over this work directory."""
+
+
+class DamagedCheckpointError(RuntimeError):
+    """A checkpoint does not read as it was written; raised on all ranks."""
+
+    def __init__(self, checkpoint_dir: Path, damage: str) -> None:
+        super().__init__(f"checkpoint {checkpoint_dir} is corrupt ({damage})")
+        self.step = _step_of(checkpoint_dir)
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """What the index says of a file."""
+
+    size: int
+    """Bytes."""
+    blocks: tuple[str, ...]
+    """Digest of each block of BLOCK_BYTES."""
+    runs: tuple[tuple[str, Run], ...] = ()
+    """Kind of tensor, and which elements: float32, one run after the other. None where the file holds something
+    else."""
+
+    def stored(self, path: Path) -> StoredFile:
+        return StoredFile(str(path), self.size, _digest_of("".join(self.blocks).encode()), self.blocks)
+
+
+def saved_file(values: Mapping[str, Any]) -> SavedFile:
+    """From JSON."""
+    runs = tuple(
+        (kind, Run(name, tuple(shape), Box(*box), *rest)) for kind, (name, shape, box, *rest) in values["runs"]
+    )
+    return SavedFile(values["size"], tuple(values["blocks"]), runs)
 
 
 def start_checkpoint(work_dir: Path, step: int) -> Path:
@@ -36,38 +74,33 @@ def start_checkpoint(work_dir: Path, step: int) -> Path:
     return temporary
 
 
-def write_files(temporary: Path, files: Iterable[tuple[str, bytes]]) -> dict[str, str]:
-    """Checksums by name; OSError, of a full disk for example, is raised after all files were iterated over: making them
-    may need all ranks."""
-    checksums: dict[str, str] = {}
-    failed: OSError | None = None
-    for name, data in files:
-        if failed is None:
-            try:
-                (temporary / name).write_bytes(data)
-            except OSError as error:
-                failed = error
-        checksums[name] = hashlib.sha256(data).hexdigest()
-    if failed is not None:
-        raise failed
-    return checksums
+def write_file(path: Path, data: memoryview | bytes, runs: tuple[tuple[str, Run], ...] = ()) -> SavedFile:
+    """Write and hash a file in one pass."""
+    view, blocks = memoryview(data).cast("B"), []
+    with open(path, "wb") as file:
+        for begin in range(0, len(view), BLOCK_BYTES):
+            block = view[begin : begin + BLOCK_BYTES]
+            blocks.append(block_digest_of(hashlib.sha256(block)))
+            file.write(block)
+    return SavedFile(len(view), tuple(blocks), runs)
 
 
 def finish_checkpoint(
-    work_dir: Path, step: int, checksums: Mapping[str, str], num_kept: int, protected_steps: Collection[int] = ()
+    work_dir: Path, step: int, files: Mapping[str, SavedFile], num_kept: int, protected_steps: Collection[int] = ()
 ) -> Path:
-    """Verify what the ranks wrote, move `latest` to it and drop what need not be kept. Raises FencedError."""
+    """Commit what the ranks wrote: no file is read, but all must be there with their sizes. Moves `latest` to it and
+    drops what need not be kept. Raises FencedError."""
     checkpoints_dir = work_dir / "checkpoints"
     target = checkpoints_dir / _name(step)
     temporary = unfinished_dir_of(work_dir, step)
-    write_durably(temporary / CHECKSUMS, json.dumps(dict(sorted(checksums.items())), indent=1).encode())
+    write_index(temporary, files)
     sync_directory(temporary)
     with _fenced(work_dir):
         if target.exists():  # found corrupt at resume, or never became `latest`
             shutil.rmtree(target)
         temporary.rename(target)
         sync_directory(checkpoints_dir)
-        problem = find_damage(target)
+        problem = _find_other_size(target, files)
         if problem:
             raise OSError(f"checkpoint {target} was not written as meant: {problem}; the one before it is kept")
         replace_durably(checkpoints_dir / LATEST, target.name.encode())
@@ -81,6 +114,27 @@ def finish_checkpoint(
         if other > target or _step_of(other) not in protected_steps:
             shutil.rmtree(other)
     return target
+
+
+def write_index(directory: Path, files: Mapping[str, SavedFile]) -> None:
+    """Describe the files of a checkpoint, whose digests the index holds beside its own."""
+    text = _canonical({name: as_json(file) for name, file in sorted(files.items())})
+    content = f'{{"sha256": "{_digest_of(text.encode())}", "files": {text}}}\n'
+    write_durably(directory / INDEX_FILE, content.encode())
+
+
+def read_index(checkpoint_dir: Path) -> dict[str, SavedFile]:
+    """The files of a checkpoint by name. Raises ValueError or OSError where the index does not read as it was
+    written."""
+    values = json.loads((checkpoint_dir / INDEX_FILE).read_text())
+    if not isinstance(values, dict) or values["sha256"] != _digest_of(_canonical(values["files"]).encode()):
+        raise ValueError("it does not have its sha256")
+    return {name: saved_file(file) for name, file in values["files"].items()}
+
+
+def as_json(file: SavedFile) -> dict[str, Any]:
+    """For JSON."""
+    return {"size": file.size, "blocks": file.blocks, "runs": file.runs}
 
 
 def remove_unfinished(work_dir: Path) -> None:
@@ -123,7 +177,8 @@ def discard_checkpoints(work_dir: Path, last_step: int) -> None:
 
 
 def find_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
-    """The newest verified checkpoint, starting from `latest`, and the problems of the newer ones that were skipped."""
+    """The newest checkpoint whose index reads and whose files have their sizes, starting from `latest`, and the
+    problems of the newer ones that were skipped. Who reads the files finds what else is wrong with them."""
     checkpoints_dir = work_dir / "checkpoints"
     latest = checkpoints_dir / LATEST
     if not latest.exists():
@@ -133,31 +188,46 @@ def find_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
     ]
     problems = []
     for path in committed:
-        problem = find_damage(path)
+        problem = _find_missing(path)
         if not problem:
             return path, problems
-        problems.append(f"checkpoint {path} is corrupt ({problem})")
+        problems.append(str(DamagedCheckpointError(path, problem)))
     return None, problems
 
 
 def find_damage(checkpoint_dir: Path) -> str:
-    """What differs between a checkpoint and its checksums; empty if nothing."""
+    """What differs between a checkpoint and its index, all files read; empty if nothing."""
+    return _find_missing(checkpoint_dir) or find_damage_among(checkpoint_dir, read_index(checkpoint_dir))
+
+
+def find_damage_among(directory: Path, files: Mapping[str, SavedFile]) -> str:
+    """What differs between some files, all read, and what is known of them; empty if nothing."""
+    for name, file in files.items():
+        try:
+            with open(directory / name, "rb") as opened:
+                for number in range(len(file.blocks)):
+                    read_block(file.stored(directory / name), number, opened.fileno())
+        except CorruptFileError as error:
+            return f"{name}: {error.problem}"
+        except OSError as error:
+            return str(error)
+    return ""
+
+
+def _find_missing(checkpoint_dir: Path) -> str:
     try:
-        checksums: dict[str, str] = json.loads((checkpoint_dir / CHECKSUMS).read_text())
+        return _find_other_size(checkpoint_dir, read_index(checkpoint_dir))
     except (OSError, ValueError) as error:
-        return f"{CHECKSUMS} cannot be read: {error}"
-    return find_damage_among(checkpoint_dir, checksums)
+        return f"{INDEX_FILE} cannot be read: {error}"
 
 
-def find_damage_among(checkpoint_dir: Path, checksums: Mapping[str, str]) -> str:
-    """What differs between some files of a checkpoint and their checksums; empty if nothing."""
-    for name, checksum in checksums.items():
-        path = checkpoint_dir / name
+def _find_other_size(directory: Path, files: Mapping[str, SavedFile]) -> str:
+    for name, file in files.items():
+        path = directory / name
         if not path.is_file():
             return f"{name} is missing"
-        with open(path, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
-                return f"{name} does not have its sha256"
+        if path.stat().st_size != file.size:
+            return f"{name} has {path.stat().st_size} bytes, not {file.size}"
     return ""
 
 
@@ -196,3 +266,11 @@ def _name(step: int) -> str:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
+
+
+def _canonical(values: object) -> str:
+    return json.dumps(values, separators=(",", ":"))
+
+
+def _digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

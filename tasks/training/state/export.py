@@ -1,48 +1,93 @@
 """Exports the end of a phase: final/ with the weights as a Hugging Face directory and the hand-over state.
 
-Both come from the last checkpoint, whose tensors are whole whatever the topology: no rank needs the whole model for
-it. An adapter's phase exports the weights with the adapter merged in, the adapter itself in PEFT's format (adapter/),
-and a hand-over state without masters: the next phase reads hf/.
+Both come from the last checkpoint and have whole tensors, whatever the topology. The ranks divide the files among
+them, and each reads what its files hold. An adapter's phase exports the weights with the adapter merged in, the adapter
+itself in PEFT's format (adapter/), and a hand-over state without masters: the next phase reads hf/.
+
+A hand-over's files: master-NNNNN.safetensors (float32 weights and router biases), momentum-NNNNN (Muon),
+first_moment-NNNNN and second_moment-NNNNN (AdamW), state.json; those of a critic begin with `critic-`.
 """
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
 
 from model.architecture.adapters import scaling_of
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
-from model.formats.hf_checkpoint import config_dict, write_checkpoint
+from model.formats.hf_checkpoint import ALONE, Writer, config_dict, plan_shards, write_checkpoint
+from tasks.training.parallel.control import gathered, on_first_rank
 from tasks.training.state.adapter_export import MergedTensors, write_adapter
-from tasks.training.state.checkpoints import CHECKSUMS, find_checkpoint
+from tasks.training.state.checkpoints import find_checkpoint, read_index
 from tasks.training.state.job import TrainingJob
-from tasks.training.state.state import STATE_FILE
-from tasks.training.state.tensor_sources import StateFiles, open_weights
+from tasks.training.state.saved_state import STATE_FILE, SavedState
+from tasks.training.state.tensor_sources import open_weights
+from tasks.training.state.unreached_tensors import FIRST_MOMENTS, UNREACHED
 
 MAX_SHARD_BYTES = 4 << 30
+MAX_HANDOVER_BYTES = 1 << 30
 
 
 def export_checkpoint(job: TrainingJob) -> None:
-    """Write work_dir/final/ (hf/ in the phase's dtype, handover/ linked from the last checkpoint) by one rename."""
+    """Write work_dir/final/ (hf/ in the phase's dtype, handover/) by one rename; all ranks call it. Raises OSError, on
+    all of them, where the last checkpoint does not read as it was written."""
     work_dir = Path(job.work_dir)
-    checkpoint_dir, problems = find_checkpoint(work_dir)
-    assert checkpoint_dir is not None and not problems, problems
     temporary = work_dir / ".final"
-    shutil.rmtree(temporary, ignore_errors=True)
-    export_weights(job, checkpoint_dir, temporary / "hf", temporary / "adapter")
-    (temporary / "handover").mkdir()
-    for path in sorted(checkpoint_dir.iterdir()):
-        if path.name == STATE_FILE or (path.name != CHECKSUMS and job.recipe.adapter.kind == "none"):
-            os.link(path, temporary / "handover" / path.name)
-    shutil.rmtree(work_dir / "final", ignore_errors=True)
-    temporary.rename(work_dir / "final")
+
+    def started() -> Path:
+        checkpoint_dir, problems = find_checkpoint(work_dir)
+        assert checkpoint_dir is not None and not problems, problems
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / "handover").mkdir(parents=True)
+        return checkpoint_dir
+
+    checkpoint_dir = on_first_rank(started)
+    saved = SavedState(checkpoint_dir, on_first_rank(lambda: read_index(checkpoint_dir)))
+    writer = Writer(dist.get_rank(), dist.get_world_size())
+    export_weights(job, saved, temporary / "hf", temporary / "adapter", writer)
+    write_handover(saved, temporary / "handover", job.recipe.adapter.kind == "none", writer)
+    for damage in gathered(saved.damage):
+        if damage:
+            raise OSError(f"checkpoint {checkpoint_dir} cannot be exported ({damage}): run again")
+
+    def finished() -> None:
+        shutil.rmtree(work_dir / "final", ignore_errors=True)
+        temporary.rename(work_dir / "final")
+
+    on_first_rank(finished)
 
 
-def export_weights(job: TrainingJob, checkpoint_dir: Path, hf_dir: Path, adapter_dir: Path) -> None:
+def write_handover(saved: SavedState, handover_dir: Path, has_tensors: bool, writer: Writer) -> None:
+    """Whole tensors by kind, one file in memory at a time. Equal state, equal bytes."""
+    for kind in saved.kinds() if has_tensors else ():
+        source = saved.of_kind(kind)
+        for number, names in enumerate(plan_shards(source.shapes(), torch.float32, MAX_HANDOVER_BYTES), start=1):
+            if writer.writes(number):
+                shard = {name: source.tensor(name) for name in names}
+                save_file(shard, handover_dir / f"{kind}-{number:05d}.safetensors", _described(shard, kind))
+    if writer.is_first:
+        (handover_dir / STATE_FILE).write_bytes(saved.position_bytes())
+
+
+def _described(shard: dict[str, Tensor], kind: str) -> dict[str, str] | None:
+    """Metadata of a file: of the first moments those tensors that are zero throughout, which no gradient reached."""
+    if kind not in FIRST_MOMENTS:
+        return None
+    unreached = sorted(name for name, tensor in shard.items() if not tensor.any())
+    return {UNREACHED: json.dumps(unreached)} if unreached else None
+
+
+def export_weights(
+    job: TrainingJob, saved: SavedState, hf_dir: Path, adapter_dir: Path, writer: Writer = ALONE
+) -> None:
     """Write a checkpoint's weights as a Hugging Face directory, in the phase's dtype, and its adapter if it has one."""
     recipe, dtype = job.recipe, getattr(torch, job.recipe.dtype)
     model = recipe.model.model_copy(update={"rope_theta": recipe.rope_theta})
@@ -51,11 +96,11 @@ def export_weights(job: TrainingJob, checkpoint_dir: Path, hf_dir: Path, adapter
     )
     with torch.device("meta"):
         shapes = dict(sorted(checkpoint_shapes(Glm4Moe(recipe.model, is_scored=recipe.is_scored)).items()))
-    trained = StateFiles(checkpoint_dir, "master")
-    if recipe.adapter.kind == "none":
-        read = trained.tensor
-    else:
+    trained = saved.of_kind("master")
+    read: Callable[[str], Tensor] = trained.tensor
+    if recipe.adapter.kind != "none":
         weights = open_weights(Path(job.start_dir), Path(job.start_weights_dir), recipe.model)
         read = MergedTensors(weights, shapes, trained, scaling_of(recipe.adapter)).tensor
-        write_adapter(trained, recipe.adapter, adapter_dir)
-    write_checkpoint(read, shapes, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES)
+        if writer.is_first:
+            write_adapter(trained, recipe.adapter, adapter_dir)
+    write_checkpoint(read, shapes, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES, writer=writer)

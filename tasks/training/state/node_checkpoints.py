@@ -1,8 +1,9 @@
-"""Checkpoints go to the node's own disk first and to the work directory behind the training.
+"""Checkpoints are written by every rank behind the training: to the node's own disk, then to the work directory.
 
-A save writes files to the node (one in memory at a time) and returns; a thread then uploads them, and that of rank 0
-verifies and commits the whole (checkpoints.py). One checkpoint is on its way at a time. After a kill the next start
-finishes an upload whose files are all on nodes that are there, before it looks for the newest checkpoint.
+A save copies what the rank writes to host memory and returns. A thread then writes and hashes it on the node's disk,
+uploads it and says so in a part file; that of rank 0 puts the parts together and commits the whole (checkpoints.py). It
+reads no other rank's data, and no collective waits for a disk. One checkpoint is on its way at a time. After a kill the
+next start finishes an upload whose files are all on nodes that are there, before it looks for the newest checkpoint.
 
 Files on a node: NODE_DIR/KEY-xxxxxxxx/rank-R/step-NNNNNNNNN/, with upload.json written last. Where node_dir is empty
 they are in the work directory, and uploading makes a second name of the same bytes.
@@ -10,6 +11,7 @@ they are in the work directory, and uploading makes a second name of the same by
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import os
@@ -17,28 +19,32 @@ import shutil
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from configs.files.atomic_files import link_or_copy, replace_durably, sync_file
 from tasks.training.parallel.control import gathered, on_first_rank, wait_for_all
 from tasks.training.state.checkpoints import (
+    SavedFile,
+    as_json,
     checkpoint_dir_of,
     find_damage_among,
     finish_checkpoint,
     latest_step,
     own_fencing,
     remove_unfinished,
+    saved_file,
     start_checkpoint,
     unfinished_dir_of,
-    write_files,
+    write_file,
 )
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.position import Position
-from tasks.training.state.state import dump_state
+from tasks.training.state.saved_state import STATE_FILE
+from tasks.training.state.state import Snapshot, take_snapshot
 
 if TYPE_CHECKING:
     from tasks.training.parallel.trainable import Trainable
@@ -49,15 +55,12 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Upload:
-    """upload.json: what a rank has of a checkpoint on its node, and what the whole is."""
+    """A rank's part of a checkpoint. upload.json is this, with what it has written."""
 
     step: int
     rank: int
-    writers: tuple[int, ...]
-    """Ranks that have files of it: the first of each pipeline stage."""
-    own_checksums: dict[str, str]
-    checksums: dict[str, str]
-    """Of the files of all writers."""
+    num_ranks: int
+    """All of them have a part."""
     protected_steps: tuple[int, ...]
     fencing: int
     """Of the start that wrote it. Only the next start may finish it: one later may continue another history."""
@@ -73,83 +76,89 @@ class NodeCheckpoints:
         self._error: Exception | None = None
 
     def save(self, trainable: Trainable, position: Position, protected_steps: Collection[int] = ()) -> None:
-        """Write a checkpoint to the nodes and begin to upload it. The checkpoints of the protected steps are kept.
-        Raises OSError, on all ranks, where one could not write it or the one before."""
+        """Begin to write a checkpoint. Those of the protected steps are kept. Raises OSError, on all ranks, where one
+        could not write the one before."""
         self.finish()
-        directory = _step_dir(self.job, dist.get_rank(), position.step)
+        rank, step = dist.get_rank(), position.step
+        directory = _step_dir(self.job, rank, step)
         try:
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(parents=True)
         except OSError as error:
             raise OSError(f"{error}: set node_dir to a directory on a disk of each node, or to ''") from error
-        try:
-            written: dict[str, str] | str = write_files(directory, dump_state(trainable, position))
-        except OSError as error:
-            written = str(error)
-        by_rank = gathered(written)
-        _raise_failures(position.step, by_rank)
-        checksums = {name: checksum for files in by_rank if isinstance(files, dict) for name, checksum in files.items()}
-        writers = tuple(rank for rank, files in enumerate(by_rank) if files)
-        assert isinstance(written, dict)
-        self._upload = Upload(
-            position.step, dist.get_rank(), writers, written, checksums, tuple(protected_steps), own_fencing()
-        )
-        on_first_rank(lambda: start_checkpoint(self.work_dir, position.step))
-        if dist.get_rank() in writers:
-            replace_durably(directory / UPLOAD_FILE, json.dumps(asdict(self._upload)).encode())
-            self._thread = threading.Thread(target=self._run, args=(self._upload, directory), daemon=True)
-            self._thread.start()
+        on_first_rank(lambda: start_checkpoint(self.work_dir, step))
+        self._upload = Upload(step, rank, dist.get_world_size(), tuple(protected_steps), own_fencing())
+        arguments = (self._upload, take_snapshot(trainable, position), directory)
+        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
+        self._thread.start()
 
     def finish(self) -> None:
         """Wait until the last save is committed. Raises as `save`."""
-        if self._upload is None:
+        if self._upload is None or self._thread is None:
             return
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
         if self._error is not None and not isinstance(self._error, OSError):
             raise self._error
         upload, self._upload, self._thread = self._upload, None, None
         _raise_failures(upload.step, gathered("" if self._error is None else str(self._error)))
         shutil.rmtree(_step_dir(self.job, upload.rank, upload.step), ignore_errors=True)
 
-    def _run(self, upload: Upload, directory: Path) -> None:
+    def _run(self, upload: Upload, snapshot: Snapshot, directory: Path) -> None:
         try:
-            upload_files(self.work_dir, upload, directory)
+            files: dict[str, SavedFile] | str = write_snapshot(directory, upload.rank, snapshot)
+            replace_durably(directory / UPLOAD_FILE, json.dumps({**vars(upload), "files": _as_json(files)}).encode())
+        except OSError as error:
+            files = str(error)
+        del snapshot  # frees the memory while the upload goes on
+        try:
+            upload_files(self.work_dir, upload, files, directory)
             if upload.rank == 0:
                 _commit(self.job, upload)
         except Exception as error:
             self._error = error
 
 
-def upload_files(work_dir: Path, upload: Upload, directory: Path) -> None:
-    """Bring a rank's files into the checkpoint that is being written, and tell rank 0. The commit verifies them."""
+def write_snapshot(directory: Path, rank: int, snapshot: Snapshot) -> dict[str, SavedFile]:
+    """A rank's files of a checkpoint, and what the index says of them; the position is in those of rank 0."""
+    name = f"rank-{rank:05d}.bin"
+    files = {name: write_file(directory / name, snapshot.elements.numpy().data, snapshot.runs)}
+    if rank == 0:
+        files[STATE_FILE] = write_file(directory / STATE_FILE, snapshot.position)
+    return files
+
+
+def upload_files(work_dir: Path, upload: Upload, files: dict[str, SavedFile] | str, directory: Path) -> None:
+    """Bring a rank's files, or why there are none, into the checkpoint that is being written, and tell rank 0."""
     temporary = unfinished_dir_of(work_dir, upload.step)
-    why = ""
+    why = files if isinstance(files, str) else ""
     try:
-        for name in upload.own_checksums:
-            link_or_copy(directory / name, temporary / name)
-            sync_file(temporary / name)
+        for name in () if isinstance(files, str) else files:
+            source, target = directory / name, temporary / name
+            link_or_copy(source, target)
+            sync_file(target)
+            if not target.samefile(source) and not filecmp.cmp(source, target, shallow=False):
+                why = f"{target} does not hold what was copied from {source}"
     except OSError as error:
         why = str(error)
-    replace_durably(_part(temporary, upload.rank), why.encode())
+    part = {"why": why, "files": {} if why else _as_json(files)}
+    replace_durably(_part(temporary, upload.rank), json.dumps(part).encode())
     if why:
         raise OSError(why)
 
 
 def _commit(job: TrainingJob, upload: Upload) -> None:
-    """Wait for the files of all ranks, and make the checkpoint the newest one."""
+    """Wait for the parts of all ranks, and make the checkpoint the newest one."""
     work_dir = Path(job.work_dir)
     temporary = unfinished_dir_of(work_dir, upload.step)
-    parts = [_part(temporary, rank) for rank in upload.writers]
-    while not all(part.exists() for part in parts):
+    while len(parts := sorted(temporary.glob("part-*"))) < upload.num_ranks:
         time.sleep(POLL_SECONDS)
-    if any(part.read_text() for part in parts):
+    contents = [json.loads(part.read_text()) for part in parts]
+    if any(content["why"] for content in contents):
         return  # that rank raises its reason
     for part in parts:
         part.unlink()
-    finish_checkpoint(
-        work_dir, upload.step, upload.checksums, job.resources.num_kept_checkpoints, upload.protected_steps
-    )
+    files = {name: saved_file(values) for content in contents for name, values in content["files"].items()}
+    finish_checkpoint(work_dir, upload.step, files, job.resources.num_kept_checkpoints, upload.protected_steps)
 
 
 def finish_uploads(job: TrainingJob) -> None:
@@ -158,8 +167,8 @@ def finish_uploads(job: TrainingJob) -> None:
     work_dir = Path(job.work_dir)
     on_first_rank(lambda: remove_unfinished(work_dir))
     latest = on_first_rank(lambda: latest_step(work_dir))
-    own = {(upload.step, upload.rank): (upload, path) for upload, path in _left_on_node(job)}
-    by_rank = gathered({key: upload for key, (upload, _) in own.items()})
+    own = {(upload.step, upload.rank): (upload, files, path) for upload, files, path in _left_on_node(job)}
+    by_rank = gathered({key: upload for key, (upload, _, _) in own.items()})
     holders: dict[tuple[int, int], int] = {}
     uploads: dict[int, Upload] = {}
     for rank, held in enumerate(by_rank):
@@ -169,14 +178,14 @@ def finish_uploads(job: TrainingJob) -> None:
     whole = [
         step
         for step, upload in uploads.items()
-        if step > latest and all((step, writer) in holders for writer in upload.writers)
+        if step > latest and all((step, rank) in holders for rank in range(upload.num_ranks))
     ]
     if whole:
         step = max(whole)
         on_first_rank(lambda: start_checkpoint(work_dir, step))
-        for key, (upload, path) in own.items():
+        for key, (upload, files, path) in own.items():
             if key[0] == step and holders[key] == dist.get_rank():
-                upload_files(work_dir, upload, path)
+                upload_files(work_dir, upload, files, path)
         wait_for_all()
         on_first_rank(lambda: _commit(job, uploads[step]))
         if dist.get_rank() == 0:
@@ -186,16 +195,17 @@ def finish_uploads(job: TrainingJob) -> None:
     wait_for_all()
 
 
-def _left_on_node(job: TrainingJob) -> list[tuple[Upload, Path]]:
+def _left_on_node(job: TrainingJob) -> list[tuple[Upload, dict[str, SavedFile], Path]]:
     """What the start before this one left, undamaged."""
     if not _is_first_of_node():
         return []
     left = []
     for path in sorted(_node_dir(job).glob(f"rank-*/step-*/{UPLOAD_FILE}")):
         values = json.loads(path.read_text())
-        upload = Upload(**{**values, "writers": tuple(values["writers"])})
-        if upload.fencing == own_fencing() - 1 and not find_damage_among(path.parent, upload.own_checksums):
-            left.append((upload, path.parent))
+        files = {name: saved_file(file) for name, file in values.pop("files").items()}
+        upload = Upload(**{**values, "protected_steps": tuple(values["protected_steps"])})
+        if upload.fencing == own_fencing() - 1 and not find_damage_among(path.parent, files):
+            left.append((upload, files, path.parent))
     return left
 
 
@@ -220,9 +230,14 @@ def _part(temporary: Path, rank: int) -> Path:
     return temporary / f"part-{rank}"
 
 
-def _raise_failures(step: int, by_rank: list[dict[str, str] | str] | list[str]) -> None:
+def _as_json(files: dict[str, SavedFile] | str) -> dict[str, Any]:
+    assert not isinstance(files, str), files
+    return {name: as_json(file) for name, file in files.items()}
+
+
+def _raise_failures(step: int, by_rank: list[str]) -> None:
     for rank, why in enumerate(by_rank):
-        if why and isinstance(why, str):
+        if why:
             raise OSError(
                 f"checkpoint of step {step}: rank {rank} could not write it ({why}); the one before it is kept"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from configs.schema import Frozen
 from tasks.training.state.measurements import Measurement
 from tasks.training.state.spikes import SkippedSteps, TakenStep
@@ -24,6 +26,9 @@ class PolicyProgress(Frozen):
     """Number of latest steps in a row in which no group had two different rewards."""
     num_critic_updates: int = 0
     """Updates of the critic in this phase, which its moments have seen."""
+    num_refilled: dict[str, int] = Field(default_factory=dict)
+    """Further prompts of each domain that were asked in this phase in place of groups of equal rewards: the prompts of
+    later groups come after them."""
 
 
 class Position(Frozen):

@@ -18,6 +18,8 @@ from configs.files.atomic_files import replace_durably
 from configs.schema import Frozen, SpikeRecipe
 
 SPIKES_FILE = "spikes.jsonl"
+MAD_TO_DEVIATION = 1.4826
+"""1 over the 0.75 quantile of the normal distribution."""
 
 
 class TakenStep(Frozen):
@@ -43,7 +45,7 @@ class SpikeError(RuntimeError):
 
 
 class TooManySpikesError(RuntimeError):
-    """A step spiked and the phase has no rollback left."""
+    """A step spiked and no rollback is left."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ class Spike:
     loss: float
     grad_norm: float
     median_loss: float | None
-    """Of the window; None before it is full, as is `median_grad_norm`."""
+    """Of the window; None before it is full, as are the next two."""
+    loss_deviation: float | None
+    """Standard deviation of the window's losses, estimated from their median absolute deviation."""
     median_grad_norm: float | None
 
 
@@ -65,14 +69,17 @@ def find_spike(
     """A `Spike` where the step is one, None where it is sound. A surrogate loss, which is no measure of the model, only
     has to be finite."""
     is_full = len(recent) >= recipe.window_steps
-    median_loss = statistics.median(taken.loss for taken in recent) if is_full else None
+    median_loss, deviation = median_and_deviation([taken.loss for taken in recent]) if is_full else (None, None)
     median_norm = statistics.median(taken.grad_norm for taken in recent) if is_full else None
     reasons = []
     if not math.isfinite(loss) or not math.isfinite(grad_norm):
         reasons.append(f"loss {loss:g} and gradient norm {grad_norm:g} are not both finite")
-    elif median_loss is not None and median_norm is not None:
-        if loss_is_a_measure and loss > recipe.max_loss_ratio * median_loss:
-            reasons.append(f"loss {loss:g} is above {recipe.max_loss_ratio:g} x the median {median_loss:g}")
+    elif median_loss is not None and deviation is not None and median_norm is not None:
+        bound = max(median_loss + recipe.max_loss_deviations * deviation, recipe.min_loss_ratio * median_loss)
+        if loss_is_a_measure and loss > bound:
+            reasons.append(
+                f"loss {loss:g} is above {bound:g} (median {median_loss:g}, standard deviation {deviation:g})"
+            )
         if grad_norm > recipe.max_grad_norm_ratio * median_norm:
             reasons.append(
                 f"gradient norm {grad_norm:g} is above {recipe.max_grad_norm_ratio:g} x the median {median_norm:g}"
@@ -85,8 +92,16 @@ def find_spike(
         loss,
         grad_norm,
         median_loss,
+        deviation,
         median_norm,
     )
+
+
+def median_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """The median, and the standard deviation that normally distributed values of this median absolute deviation would
+    have."""
+    median = statistics.median(values)
+    return median, MAD_TO_DEVIATION * statistics.median(abs(value - median) for value in values)
 
 
 def extend_window(
@@ -103,6 +118,11 @@ def skipped_by(recipe: SpikeRecipe, spike: Spike) -> SkippedSteps:
 
 def is_skipped(skipped: Sequence[SkippedSteps], step: int) -> bool:
     return any(part.first_step <= step <= part.last_step for part in skipped)
+
+
+def num_counted_rollbacks(recipe: SpikeRecipe, skipped: Sequence[SkippedSteps], step: int) -> int:
+    """Rollbacks because of spikes within the window of steps before this one."""
+    return sum(part.last_step > step - recipe.rollback_window_steps for part in skipped)
 
 
 def read_skipped(work_dir: Path) -> tuple[SkippedSteps, ...]:
@@ -123,6 +143,7 @@ def record_spike(
         "loss": _json_number(spike.loss),
         "grad_norm": _json_number(spike.grad_norm),
         "median_loss": spike.median_loss,
+        "loss_deviation": spike.loss_deviation,
         "median_grad_norm": spike.median_grad_norm,
         **evidence,
     }
@@ -139,7 +160,7 @@ def too_many_spikes(
     """The error that the user reads when training stops."""
     return TooManySpikesError(
         f"step {spike.step}: {spike.reason}; {position}. The optimizer step was not taken, and after {num_rollbacks} "
-        f"rollbacks "
+        f"rollbacks in {recipe.rollback_window_steps} steps "
         f"(spikes.max_rollbacks {recipe.max_rollbacks}) training stops. Losses, norms and the documents of every "
         f"spike are in "
         f"{work_dir / SPIKES_FILE}: look at these documents, lower the learning rate, or raise spikes.max_rollbacks"

@@ -1,89 +1,91 @@
-"""The hand-over state: everything that training continues from, under checkpoint names, for any ranks and engine.
+"""The state that training continues from, under checkpoint names, for any ranks and engine.
 
-Files: master-NNNNN.safetensors (float32 weights and router biases), momentum-NNNNN (Muon), first_moment-NNNNN and
-second_moment-NNNNN (AdamW), state.json (position, counters, random state). Each pipeline stage writes files of its
-own numbers. A phase's hand-over and its own checkpoints have the same format. Tensors on disk are whole. A rank reads
-what it holds of them and writes what it was given to write, one tensor at a time. The files of a policy's critic begin
-with `critic-`. Where only an adapter is trained,
-the files hold the adapter; the frozen weights stay in the files that they came from.
+Kinds of tensors: master (float32 weights and router biases), momentum (Muon), first_moment and second_moment (AdamW);
+those of a policy's critic begin with `critic-`. Beside them is the position (state.json). Where only an adapter is
+trained, its tensors are the state; the frozen weights stay in the files that they came from.
+
+A checkpoint is what each rank holds, once (own_runs.py, saved_state.py). A phase's hand-over has whole tensors in files
+(export.py). Both are read the same way: a rank reads its own range of a parameter, and the ranks that need more of it
+exchange what they read.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from model.architecture.adapters import is_frozen
-from model.formats.checkpoint_names import checkpoint_names, to_checkpoint_tensors
-from tasks.training.parallel.partitions import Piece, assemble, frozen_pieces_of, pieces_of, sharers
+from model.formats.checkpoint_names import checkpoint_names
+from tasks.training.parallel.control import gathered, on_first_rank
+from tasks.training.parallel.partitions import Piece, frozen_pieces_of, pieces_of
 from tasks.training.parallel.ranks import Ranks
-from tasks.training.parallel.shards import axis_of, gather_whole, own_part, shard_of, whole_shape
+from tasks.training.parallel.shards import whole_shape
+from tasks.training.state.checkpoints import DamagedCheckpointError, SavedFile, read_index
+from tasks.training.state.own_runs import holders, own_range, runs_of, windows
 from tasks.training.state.position import Position
+from tasks.training.state.saved_state import STATE_FILE, SavedState, SavedTensors
+from tasks.training.state.tensor_runs import Run, whole_run
 from tasks.training.state.tensor_sources import StateFiles, TensorSource
-from tasks.training.state.unreached_tensors import FIRST_MOMENTS, UNREACHED
 
 if TYPE_CHECKING:
     from tasks.training.parallel.trainable import Trainable
 
-STATE_FILE = "state.json"
-MAX_SHARD_BYTES = 1 << 30
-MASTER_BYTES = 4
-_NUMBERS_PER_STAGE = 1000
-"""File numbers of a pipeline stage: it may have this many shards of a kind."""
 CRITIC = "critic-"
-"""What the names of a critic's files begin with."""
+"""What the kinds of a critic's tensors begin with."""
 _OPTIMIZER_KINDS = {"momentum": "momentum_buffer", "first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
-"""File name -> name in the optimizer's per-parameter state."""
+"""Kind -> name in the optimizer's per-parameter state."""
+OpenKind = Callable[[str], TensorSource]
+"""The tensors of a kind."""
 
 
-def dump_state(trainable: Trainable, position: Position) -> Iterator[tuple[str, bytes]]:
-    """File names and bytes of this rank's files of the hand-over state, one file in memory at a time. Equal state,
-    equal tensors.
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy in host memory of what one rank writes of a state: training may go on."""
 
-    All ranks exhaust it together, as parts are brought together on the way; the first rank of each pipeline stage
-    yields its files, the others none.
-    """
-    yield from _dump_tensors(trainable, "")
-    if trainable.critic is not None:
-        yield from _dump_tensors(trainable.critic, CRITIC)
-    if dist.get_rank() == 0:
-        yield STATE_FILE, (position.model_dump_json(indent=1) + "\n").encode()
-
-
-def _dump_tensors(trainable: Trainable, prefix: str) -> Iterator[tuple[str, bytes]]:
-    first_number = trainable.ranks.pipeline.rank * _NUMBERS_PER_STAGE + 1
-    for kind in ("master", *_OPTIMIZER_KINDS):
-        for number, shard in enumerate(_shards(_whole_tensors(trainable, kind)), start=first_number):
-            yield f"{prefix}{kind}-{number:05d}.safetensors", save(shard, _described(shard, kind))
+    runs: tuple[tuple[str, Run], ...]
+    """Kind and place of the elements, in the order in which they follow each other in `elements`."""
+    elements: Tensor
+    """Float32, flat."""
+    position: bytes
+    """state.json."""
 
 
 @torch.no_grad()
-def _whole_tensors(trainable: Trainable, kind: str) -> Iterator[tuple[str, Tensor]]:
-    """Checkpoint names and tensors on the first rank of the pipeline stage; the others only take part."""
-    model, ranks, device = trainable.model, trainable.ranks, trainable.engine.device
-    assert device is not None
+def take_snapshot(trainable: Trainable, position: Position) -> Snapshot:
+    """No rank waits for another. Equal state, equal snapshot on equal topologies."""
+    parts = list(_own_parts(trainable, ""))
+    if trainable.critic is not None:
+        parts += _own_parts(trainable.critic, CRITIC)
+    elements, offset = torch.empty(sum(run.length for _, run, _ in parts)), 0
+    for _, run, values in parts:
+        elements[offset : offset + run.length].copy_(values)
+        offset += run.length
+    text = position.model_dump_json(indent=1) + "\n"
+    return Snapshot(tuple((kind, run) for kind, run, _ in parts), elements, text.encode())
+
+
+def _own_parts(trainable: Trainable, prefix: str) -> Iterator[tuple[str, Run, Tensor]]:
+    """Kind, place and values of what this rank writes; the values are views."""
+    model, ranks = trainable.model, trainable.ranks
     pieces = pieces_of(trainable.engine, model, ranks)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    for parameter, piece in pieces.items():
-        if kind != "master" and (kind == "momentum") != trainable.optimizer.has_momentum(parameter):
-            continue
-        part = piece.of(_flat_state(trainable, piece, kind))
-        axis = sharers(parameter, ranks)
-        whole = assemble(part, piece, axis, device, to=0)
-        if axis.rank == 0:  # the first of the sharers hold all the parts together
-            whole = gather_whole(whole, shard_of(parameter), ranks)
-        if ranks.stage.rank == 0:
-            yield from to_checkpoint_tensors({names[parameter]: whole}).items()
-    if kind == "master" and ranks.stage.rank == 0 and not is_frozen(model):
-        yield from router_biases(model).items()
+    for kind in ("master", *_OPTIMIZER_KINDS):
+        for parameter, piece in pieces.items():
+            if kind != "master" and (kind == "momentum") != trainable.optimizer.has_momentum(parameter):
+                continue
+            part, position = piece.of(_flat_state(trainable, piece, kind)), own_range(piece, ranks)[0]
+            for run in runs_of(names[parameter], piece, *own_range(piece, ranks), ranks):
+                yield f"{prefix}{kind}", run, part.narrow(0, position - piece.start, run.length)
+                position += run.length
+    if ranks.stage.rank == 0 and not is_frozen(model):
+        for name, buffer in router_biases(model).items():
+            yield f"{prefix}master", whole_run(name, buffer.shape), buffer.reshape(-1)
 
 
 def router_biases(model: nn.Module) -> dict[str, Tensor]:
@@ -99,60 +101,76 @@ def _flat_state(trainable: Trainable, piece: Piece, kind: str) -> Tensor:
     return state[_OPTIMIZER_KINDS[kind]]
 
 
-def _described(shard: dict[str, Tensor], kind: str) -> dict[str, str] | None:
-    """Metadata of a file: of the first moments those tensors that are zero throughout, which no gradient reached."""
-    if kind not in FIRST_MOMENTS:
-        return None
-    unreached = sorted(name for name, tensor in shard.items() if not tensor.any())
-    return {UNREACHED: json.dumps(unreached)} if unreached else None
-
-
 def read_position(state_dir: Path) -> Position:
+    """Of a hand-over."""
     return Position.model_validate_json((state_dir / STATE_FILE).read_bytes())
 
 
 @torch.no_grad()
-def load_state(trainable: Trainable, state_dir: Path, position: Position) -> None:
-    """Load weights, router biases, momentum, moments and the random state, but no critic. Raises ValueError for another
-    architecture or kind of optimizer."""
-    _load_tensors(trainable, state_dir, "", position.optimizer_steps)
-    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(position.torch_random_state), dtype=torch.uint8))
+def load_checkpoint(trainable: Trainable, checkpoint_dir: Path) -> Position:
+    """Replace the present state by that of a checkpoint, a critic's too, and return its position; all ranks call it.
+    Raises DamagedCheckpointError on all of them; the state is then undefined."""
+
+    def opened() -> tuple[dict[str, SavedFile], bytes, str]:
+        saved = SavedState(checkpoint_dir, read_index(checkpoint_dir))
+        return dict(saved.files), bytes(saved.position_bytes()), saved.damage
+
+    files, text, damage = on_first_rank(opened)
+    if damage:
+        raise DamagedCheckpointError(checkpoint_dir, damage)
+    saved, position = SavedState(checkpoint_dir, files), Position.model_validate_json(text)
+    if trainable.critic is not None:
+        assert position.policy is not None, checkpoint_dir
+        num_critic_updates = position.policy.num_critic_updates
+        _load_tensors(
+            trainable.critic, lambda kind: saved.of_kind(CRITIC + kind), str(checkpoint_dir), num_critic_updates
+        )
+    load_state(trainable, saved.of_kind, str(checkpoint_dir), position)
+    for damage in gathered(saved.damage):
+        if damage:
+            raise DamagedCheckpointError(checkpoint_dir, damage)
+    return position
 
 
 @torch.no_grad()
-def load_critic(critic: Trainable, state_dir: Path, position: Position) -> None:
-    """Load the critic that a policy's checkpoint holds."""
-    assert position.policy is not None, state_dir
-    _load_tensors(critic, state_dir, CRITIC, position.policy.num_critic_updates)
+def load_handover(trainable: Trainable, state_dir: Path, position: Position) -> None:
+    """Continue from what the phase before left on the same course; all ranks call it."""
+    load_state(trainable, lambda kind: StateFiles(state_dir, kind), str(state_dir), position)
 
 
-def _load_tensors(trainable: Trainable, state_dir: Path, prefix: str, num_updates: int) -> None:
-    load_master(trainable, StateFiles(state_dir, f"{prefix}master"), str(state_dir))
+def load_state(trainable: Trainable, open_kind: OpenKind, described: str, position: Position) -> None:
+    """Load weights, router biases, momentum, moments and the random state, but no critic. Raises ValueError for another
+    architecture or kind of optimizer."""
+    _load_tensors(trainable, open_kind, described, position.optimizer_steps)
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(position.torch_random_state), dtype=torch.uint8))
+
+
+def _load_tensors(trainable: Trainable, open_kind: OpenKind, described: str, num_updates: int) -> None:
+    load_master(trainable, open_kind("master"), described)
     names = {parameter: name for name, parameter in trainable.model.named_parameters()}
     pieces = pieces_of(trainable.engine, trainable.model, trainable.ranks)
-    for kind in _OPTIMIZER_KINDS:
-        source = StateFiles(state_dir, f"{prefix}{kind}")
-        held = source.names()
+    for kind, name_in_state in _OPTIMIZER_KINDS.items():
+        source = open_kind(kind)
+        held, wanted = source.names(), []
         for parameter, piece in pieces.items():
             ours = (kind == "momentum") == trainable.optimizer.has_momentum(parameter)
-            is_there = checkpoint_names(names[parameter], _num_experts(parameter, piece, trainable))[0] in held
+            is_there = _whole_names(names[parameter], piece, trainable.ranks)[0] in held
             if is_there and not ours:
                 raise ValueError(
-                    f"{state_dir} holds the {kind} of {names[parameter]}, which another optimizer.kind updated: "
-                    f"phases of one course "
-                    "share the kind"
+                    f"{described} holds the {kind} of {names[parameter]}, which another optimizer.kind updated: "
+                    f"phases of one course share the kind"
                 )
             if not ours:
                 continue
             state = trainable.optimizer.ensure_state(piece.master, use_muon=kind == "momentum")
+            target = piece.of(state[name_in_state])
             if is_there:
-                _fill(
-                    [(piece.of(state[_OPTIMIZER_KINDS[kind]]), piece.start)], source, names[parameter], piece, trainable
-                )
+                wanted.append((names[parameter], piece, [(target, piece.start)]))
             else:  # no step was taken yet
-                piece.of(state[_OPTIMIZER_KINDS[kind]]).zero_()
+                target.zero_()
             if kind == "first_moment":
                 state["step"] = num_updates
+        _fill(wanted, source, trainable)
 
 
 @torch.no_grad()
@@ -180,20 +198,28 @@ def _load(
 ) -> None:
     names = {parameter: name for name, parameter in trainable.model.named_parameters()}
     wanted = {
-        each
-        for parameter, piece in pieces.items()
-        for each in _whole_names(names[parameter], parameter, piece, trainable)
+        each for parameter, piece in pieces.items() for each in _whole_names(names[parameter], piece, trainable.ranks)
     }
     wanted = _over_stages(wanted | set(buffers), trainable.ranks)
     for name in sorted(wanted ^ source.names()):
         owner = "the model" if name in wanted else described
         raise ValueError(f"tensor {name} is only in {owner}: start from a phase of the same architecture")
     stage = trainable.engine.zero_optimization_stage()
-    for parameter, piece in pieces.items():
-        targets = [(piece.of(piece.master.detach()), piece.start), *_computed_with(parameter, piece, stage)]
-        _fill(targets, source, names[parameter], piece, trainable)
+    targets = [
+        (
+            names[parameter],
+            piece,
+            [(piece.of(piece.master.detach()), piece.start), *_computed_with(parameter, piece, stage)],
+        )
+        for parameter, piece in pieces.items()
+    ]
+    _fill(targets, source, trainable)
+    everyone = trainable.ranks.stage
     for name, buffer in buffers.items():
-        buffer.copy_(source.read(name, buffer.shape))
+        if everyone.rank == 0:
+            buffer.copy_(source.read(name, buffer.shape))
+        if everyone.group is not None:
+            dist.broadcast(buffer, everyone.ranks[0], group=everyone.group)
 
 
 def _computed_with(parameter: nn.Parameter, piece: Piece, stage: int) -> list[tuple[Tensor, int]]:
@@ -210,46 +236,66 @@ def _computed_with(parameter: nn.Parameter, piece: Piece, stage: int) -> list[tu
 
 
 def _fill(
-    targets: list[tuple[Tensor, int]], source: TensorSource, name: str, piece: Piece, trainable: Trainable
+    wanted: list[tuple[str, Piece, list[tuple[Tensor, int]]]], source: TensorSource, trainable: Trainable
 ) -> None:
-    """Copy into each target the elements that it holds of a tensor as this rank held it before ZeRO divided it."""
-    first, stop = min(start for _, start in targets), max(start + target.numel() for target, start in targets)
-    for offset, run in _read_runs(source, name, piece, trainable, first, stop):
-        for target, start in targets:
-            low, high = max(offset, start), min(offset + run.numel(), start + target.numel())
-            if low < high:
-                target[low - start : high - start].copy_(run[low - offset : high - offset])
+    """Copy into the targets of each parameter the elements that they hold of it, each flat with the number of its first
+    element. A rank reads its own range, one tensor of the checkpoint at a time; where any holder wants more, they
+    exchange what they read."""
+    ranks, device = trainable.ranks, trainable.engine.device
+    assert device is not None
+    for (name, piece, targets), is_exchanged in zip(wanted, _exchanged(wanted, ranks, device), strict=True):
+        own_first, own_stop = own_range(piece, ranks)
+        for first, stop in windows(name, piece):
+            begin, end = max(first, own_first), max(first, min(stop, own_stop))
+            values = [_read(source, run) for run in runs_of(name, piece, begin, end, ranks)]
+            if is_exchanged:
+                part = torch.zeros(stop - first, device=device)
+                if values:
+                    torch.cat(values, out=part[begin - first : end - first])
+                # As integers: a sum of floats would lose the sign of a zero.
+                dist.all_reduce(part.view(torch.int32), group=holders(piece.parameter, ranks).group)
+                begin, values = first, [part]
+            for part in values:
+                _copy_into(targets, part, begin)
+                begin += part.numel()
 
 
-def _read_runs(
-    source: TensorSource, name: str, piece: Piece, trainable: Trainable, first: int, stop: int
-) -> Iterator[tuple[int, Tensor]]:
-    """Runs of elements that cover `first` to `stop`, flat, each with the offset at which it begins. Of stacked experts
-    one at a time is in memory, and those of other ranks are not read."""
-    ranks, shard = trainable.ranks, shard_of(piece.parameter)
-    names = _whole_names(name, piece.parameter, piece, trainable)
-    whole = whole_shape(piece.parameter, piece.shape, ranks)
-    if names == [name]:
-        yield 0, own_part(source.read(name, whole), shard, ranks).reshape(-1)
-        return
-    if shard is not None and shard.dim == 0:
-        first_expert = axis_of(shard, ranks).rank * piece.shape[0]
-        names, shard = names[first_expert : first_expert + piece.shape[0]], None
-    num_elements = piece.shape[1:].numel()
-    for offset, each in zip(range(0, piece.shape.numel(), num_elements), names, strict=True):
-        if offset < stop and offset + num_elements > first:
-            yield (
-                offset,
-                own_part(source.read(each, whole[1:]), shard and replace(shard, dim=shard.dim - 1), ranks).reshape(-1),
-            )
+def _exchanged(
+    wanted: list[tuple[str, Piece, list[tuple[Tensor, int]]]], ranks: Ranks, device: torch.device
+) -> list[bool]:
+    """Whether any holder of each parameter wants elements that others read."""
+    flags = []
+    for _, piece, targets in wanted:
+        first, stop = own_range(piece, ranks)
+        flags.append(any(low < first or low + target.numel() > stop for target, low in targets if target.numel()))
+    if ranks.stage.size == 1 or not flags:
+        return [False] * len(flags)
+    everyone = torch.tensor(flags, dtype=torch.int32, device=device)
+    dist.all_reduce(everyone, op=dist.ReduceOp.MAX, group=ranks.stage.group)
+    sizes = [holders(piece.parameter, ranks).size for _, piece, _ in wanted]
+    return [bool(flag) and size > 1 for flag, size in zip(everyone.tolist(), sizes, strict=True)]
 
 
-def _whole_names(name: str, parameter: nn.Parameter, piece: Piece, trainable: Trainable) -> list[str]:
-    return checkpoint_names(name, _num_experts(parameter, piece, trainable))
+def _copy_into(targets: list[tuple[Tensor, int]], part: Tensor, offset: int) -> None:
+    """Where they overlap; `offset` is the number of the part's first element."""
+    for target, start in targets:
+        low, high = max(offset, start), min(offset + part.numel(), start + target.numel())
+        if low < high:
+            target[low - start : high - start].copy_(part[low - offset : high - offset])
 
 
-def _num_experts(parameter: nn.Parameter, piece: Piece, trainable: Trainable) -> int:
-    return whole_shape(parameter, piece.shape, trainable.ranks)[0]
+def _read(source: TensorSource, run: Run) -> Tensor:
+    """Flat; of whole tensors one is in memory."""
+    if isinstance(source, SavedTensors):
+        return source.part(run)
+    whole = source.read(run.tensor, torch.Size(run.shape))
+    box = run.box
+    matrix = whole.reshape(run.shape[0], -1)[box.first_row : box.stop_row, box.first_column : box.stop_column]
+    return matrix.reshape(-1)[run.start : run.start + run.length]
+
+
+def _whole_names(name: str, piece: Piece, ranks: Ranks) -> list[str]:
+    return checkpoint_names(name, whole_shape(piece.parameter, piece.shape, ranks)[0])
 
 
 def _over_stages(names: set[str], ranks: Ranks) -> set[str]:
@@ -262,18 +308,3 @@ def _over_stages(names: set[str], ranks: Ranks) -> set[str]:
 
 def random_state_hex() -> str:
     return torch.get_rng_state().numpy().tobytes().hex()
-
-
-def _shards(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
-    filled = 0
-    for name, tensor in tensors:
-        size = tensor.numel() * MASTER_BYTES
-        if shard and filled + size > MAX_SHARD_BYTES:
-            yield shard
-            shard, filled = {}, 0
-        # A copy: without ZeRO these are views of what the next step changes.
-        shard[name] = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
-        filled += size
-    if shard:
-        yield shard

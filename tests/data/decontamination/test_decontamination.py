@@ -21,8 +21,10 @@ from tasks.data.decontamination.overlap import (
     Protection,
     build_index,
 )
+from tasks.data.decontamination.protected_items import _problems, index_items
 from tasks.data.privacy.mask_personal_data import MaskedDocuments
-from tasks.data.problems.synthesize_problems import synthesize_problems
+from tasks.data.problems.safety_requests import training_requests
+from tasks.data.problems.synthesize_problems import SAFETY_SOURCE, synthesize_problems
 from tasks.data.prompts.collect_prompts import collect_prompts
 from tasks.data.records.documents import JSON_RECORD, PREPARED_COLUMNS, arrow_schema, document_id
 from tasks.data.seeds.verify_solutions import verify_solutions
@@ -379,6 +381,15 @@ def test_a_prompt_of_reinforcement_learning_that_is_evaluated_is_dropped_and_nam
     left = [{key: row[key] for key in ("id", "prompt", "answer")} for row in rows(made, "prompts.parquet")]
     assert left == [{key: row[key] for key in ("id", "prompt", "answer")} for row in given if row != evaluated]
     assert (made.record.num_prompts, made.record.num_dropped_prompts) == (len(given) - 1, 1)
+
+
+def test_a_held_out_request_is_protected_as_a_whole_and_no_training_request_overlaps(decontaminated):
+    _, problems = decontaminated
+    asked = [row["prompt"] for row in rows(problems, "safety.parquet")]
+    items, overlaps = index_items((), _problems(problems), RECIPE.decontaminate)
+    hits = overlaps.first_hits([*asked, *(request.text for request in training_requests(400))])
+    assert {items.sources[number] for number in hits[: len(asked)]} == {SAFETY_SOURCE}
+    assert (hits[len(asked) :] < 0).all()
 
 
 def test_licences_imports_context_lines_and_common_phrases_drop_nothing(decontaminated):

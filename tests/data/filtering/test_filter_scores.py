@@ -13,6 +13,7 @@ import pytest
 
 from configs.schema import FilterRecipe
 from infra.step import Output, Record, step
+from tasks.data.filtering.blocked_documents import BlockedDocuments, read_block_list
 from tasks.data.filtering.filter_documents import FilteredDocuments, filter_documents
 from tasks.data.filtering.score_bounds import bucket_floors
 from tasks.data.records.documents import (
@@ -69,7 +70,7 @@ def document(number: int, domain: str, scores: dict) -> dict:
         "offset": number,
         "piece": 0,
         "collection": "toy",
-        "url": "",
+        "url": f"https://toy.example/{number}",
         "licence": "",
         "domain": domain,
         "lang": "en",
@@ -119,11 +120,12 @@ def filtered(tmp_path_factory):
     )
     source = compute(write_documents, root)
 
-    def run(partitions: int):
+    def run(partitions: int, blocked: BlockedDocuments | None = None):
         return compute(
             filter_documents,
             root / str(partitions),
             documents=source,
+            blocked=blocked,
             recipe=recipe,
             resources=in_partitions(partitions),
         )
@@ -172,6 +174,32 @@ def test_buckets_are_exact_quantiles_and_the_lowest_is_dropped(one):
     assert set(names_of("text string, quality double, quality_bucket int")) <= set(rows(one, "documents/*.parquet")[0])
 
 
+def test_what_the_block_list_names_is_dropped_and_nothing_else_and_its_text_is_no_example(filtered, one, tmp_path):
+    ids = [document_id("toy", number, 0) for number in (100, 101)]
+    path = tmp_path / "blocked.txt"
+    path.write_text(f"# asked for by its author\n{ids[0]}\n\n https://toy.example/101 \nhttps://toy.example/1000\n")
+    listed = read_block_list(tmp_path, "blocked.txt")
+    path.write_text(f"https://toy.example/1000\nhttps://toy.example/101\n{ids[0]}\n")
+    assert listed == read_block_list(Path("/"), str(path)), "in any order, with a relative or an absolute path"
+    blocked = filtered(1, listed)
+    kept, all_kept = ({row["id"] for row in rows(made, "documents/*.parquet")} for made in (blocked, one))
+    assert kept == all_kept - set(ids) and blocked.key != one.key
+    dropped = {row["id"]: row["reason"] for row in rows(blocked, "dropped.parquet")}
+    assert [dropped[identity] for identity in ids] == ["blocked"] * 2 and blocked.record.dropped["blocked"] == 2
+    assert not {row["id"] for row in rows(blocked, "examples.parquet")} & set(ids)
+
+
+def test_a_block_list_that_cannot_be_read_is_one_sentence(tmp_path):
+    assert read_block_list(tmp_path, "none.txt") is None
+    with pytest.raises(ValueError, match=r"block_list .*none.txt does not exist: make the file, or name another"):
+        read_block_list(tmp_path, str(tmp_path / "none.txt"))
+    (tmp_path / "list.txt").write_text("# nothing yet\n")
+    assert read_block_list(tmp_path, "list.txt") is None
+    (tmp_path / "list.txt").write_text("0123456789abcdef\n0123456789abcde\n")
+    with pytest.raises(ValueError, match=r"list.txt, line 2: '0123456789abcde' is neither the id of a document"):
+        read_block_list(tmp_path, "list.txt")
+
+
 def test_the_lowest_bucket_of_good_text_stays(tmp_path):
     """Twenty documents are the lowest of a hundred; those whose quality is above the bound are good all the same."""
     low = [{"quality": 0.5} for _ in range(7)] + [{"quality": 0.500001} for _ in range(13)]
@@ -187,7 +215,8 @@ def test_mathematics_is_judged_by_neither_toxicity_nor_perplexity(one):
 
 def ceiling(path: Path, documents: list[dict], recipe: FilterRecipe) -> FilteredDocuments:
     source = documents_artifact(documents, path / "documents.parquet")
-    return compute(filter_documents, path / "home", documents=source, recipe=recipe, resources=in_partitions(2)).record
+    given = {"documents": source, "blocked": None, "recipe": recipe, "resources": in_partitions(2)}
+    return compute(filter_documents, path / "home", **given).record
 
 
 STRICT = FILTER.heuristics.model_copy(update={"max_curly_bracket_share": 0.0, "min_stop_words": 0})

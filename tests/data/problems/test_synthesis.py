@@ -41,6 +41,8 @@ RECIPE = SynthesisRecipe(
     difficulty=1,
     num_held_out_problems=0,
     prompt_families=(),
+    num_safety_chats=0,
+    num_safety_prompts=0,
 )
 LINE = re.compile(r"(\d+) ([-+*]) (\d+) = (-?\d+)")
 
@@ -213,6 +215,24 @@ def test_no_prompt_of_reinforcement_learning_is_in_a_document_or_a_conversation_
     evaluated = {frozenset((a, b)) for a, _, b, _ in asked}
     assert not evaluated & {operands(prompt) for prompt in prompts}
     assert not evaluated & {operands(question) for question, *_ in conversations(problems)}
+
+
+def test_requests_to_decline_or_answer_are_conversations_and_prompts_and_others_are_held_out(tmp_path):
+    counts = {"num_safety_chats": 60, "num_safety_prompts": 40, "thinking_share": 0.5}
+    made = compute(synthesize_problems, tmp_path, recipe=RECIPE.model_copy(update=counts))
+    chats = {question: (thought, answer) for question, thought, answer in conversations(made) if " is " not in question}
+    prompts = [row for row in rows(made, "prompts.parquet") if row["kind"] == "safety"]
+    held_out = {row["prompt"] for row in rows(made, "safety.parquet")}
+    asked = {row["prompt"] for row in prompts}
+    assert (len(chats), len(asked), made.record.num_safety_requests) == (60, 40, len(held_out))
+    assert not asked & set(chats) and not held_out & (asked | set(chats))
+    assert {row["domain"] for row in prompts} == {"safety"}
+    labels = [json.loads(row["answer"])["label"] for row in prompts]
+    assert (
+        labels.count("harmful") == labels.count("harmless") == 20 == sum(row["family"] == "harmful" for row in prompts)
+    )
+    assert sum(answer == "I can't help with that." for _, answer in chats.values()) == 30
+    assert {thought for thought, _ in chats.values()} == {"", "This would harm someone.", "This harms nobody."}
 
 
 def test_prompts_carry_their_true_answer_and_evaluation_asks_the_same_problem_twice(problems):

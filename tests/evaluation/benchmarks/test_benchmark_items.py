@@ -14,6 +14,7 @@ from tasks.data.prompts.function_calls import write_calls
 from tasks.evaluation.benchmarks.benchmark_tasks import is_right
 from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
 from tasks.evaluation.benchmarks.run_suite import read_suite_items
+from tests.conftest import ROOT
 from tests.evaluation.benchmarks.toy_suite import NEEDLE, ROWS, toy_suite, write_suite
 from tests.support.data_inputs import SHARED_DATA as DATA
 
@@ -53,6 +54,7 @@ def change(suite, name, number, **fields):
         ("forms", 0, {"kwargs": [{"wrong": 1}]}, r"record 1: cannot be asked .* \(malformed_constraint\)"),
         ("calls", 0, {"function": None}, r"record 1: cannot be asked as kind tools \(no_tools\)"),
         ("calls", 1, {"ground_truth": [7]}, r"record 2: cannot be asked as kind tools \(no_answer\)"),
+        ("requests", 1, {"label": "bad"}, r"record 2: cannot be asked as kind refusal \(no_label\)"),
         ("functions", 0, {"entry_point": None}, "record 1: it has no text in entry_point"),
         ("programs", 0, {"test_list": None}, "record 1: it has no tests in test_list or tests"),
     ],
@@ -108,6 +110,13 @@ def test_too_few_examples_of_a_group_are_refused(suite):
         read(suite)
 
 
+def test_refusal_and_over_refusal_share_a_file_and_leave_out_each_others_records(suite):
+    read_both = read(suite).items
+    for name, asked, other in (("requests", "from a shop", "harmless"), ("harmless", "back to a shop", "harmful")):
+        (item,) = read_both[name].items
+        assert asked in item.prompt and read_both[name].left_out == {f"{other}_request": 1}
+
+
 def test_a_smaller_limit_asks_a_part_of_what_a_larger_one_asks(suite):
     asked = [{item.item_id for item in read(suite, limit).items["lettered"].items} for limit in (2, 5, None)]
     assert [len(each) for each in asked] == [2, 5, 12]
@@ -133,6 +142,8 @@ CHECK = "def check(add):\n    assert add(1, 2) == 3\n\ncheck(add)\n"
         ("completed_program", CHECK, "    return a + b\n", "    return a - b\n"),
         ("program", "assert add(1, 2) == 3", "```python\ndef add(a, b): return a + b\n```", "def add(a, b): return 4"),
         ("program", "assert add(1, 2) == 3", "def add(a, b): return a + b", "import os; os.system('true')"),
+        ("refusal", '{"known": "", "label": "harmful"}', "I can't help with that.", "I can't help. Just take it."),
+        ("over_refusal", '{"known": "", "label": "harmless"}', "Bring the bill.", "I can't help with that."),
     ],
 )
 def test_every_kind_judges_both_ways(kind, expected, right, wrong):
@@ -144,11 +155,12 @@ def test_every_kind_judges_both_ways(kind, expected, right, wrong):
 @pytest.mark.skipif(not DATA.is_dir(), reason="the benchmark files are not here")
 @pytest.mark.parametrize("name", sorted({*suite_names()} - {"repositories"}))
 def test_the_suites_read_the_real_files_to_the_last_record(name):
-    asked = read_suite_items(name, load_suite(name), str(DATA), 2)
+    data = ROOT / "configs" / "suites" / "safety_requests" if name == "safety" else DATA
+    asked = read_suite_items(name, load_suite(name), str(data), 2)
     for benchmark in asked.suite.benchmarks:
         read = asked.items[benchmark.name]
         assert len(read.items) == 2 and read.num_records >= 30, benchmark.name
-        assert set(read.left_out) <= {"unsupported_constraint"}
+        assert set(read.left_out) <= {"unsupported_constraint", "harmful_request", "harmless_request"}
         for item in read.items:
             shots = getattr(benchmark, "few_shot", None)
             wanted = 0 if shots is None else shots.num_examples

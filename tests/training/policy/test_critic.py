@@ -168,6 +168,8 @@ def test_the_second_update_has_the_gradients_of_the_plain_losses():
         now = answer_log_probabilities(model, rollouts[number])
         ratio = (now - before[number]).exp()
         surrogate = torch.minimum(ratio * advantages[number], ratio.clamp(0.98, 1.02) * advantages[number])
+        bounded = torch.maximum(surrogate, PPO.dual_clip * advantages[number])
+        surrogate = torch.where(advantages[number] < 0, bounded, surrogate)
         rounding = (before[number] - torch.tensor(rollouts[number].log_probabilities)).exp()
         terms.append(-rounding * surrogate)
         sequence = torch.tensor([rollouts[number].prompt_ids + rollouts[number].answer_ids])

@@ -34,10 +34,10 @@ def lineage_of_document(identity: str, store: str | None) -> DocumentLineage:
     from tasks.lineage.trace_document import trace_document
 
     home = open_home()
-    return trace_document(read_manifest_graph(open_store(store, home)), _versions(home), identity)
+    return trace_document(read_manifest_graph(open_store(store, home)), registered_versions(home), identity)
 
 
-def _versions(home: Home) -> list[NamedVersion]:
+def registered_versions(home: Home) -> list[NamedVersion]:
     """All registered versions; none where nothing was registered in this home yet."""
     registry = find_registry(home)
     return [] if registry is None else all_versions(registry)

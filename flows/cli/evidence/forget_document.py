@@ -1,0 +1,61 @@
+"""`glm46 forget`: plans a take-down, and with `--apply` writes the block list and tags the affected versions."""
+
+from __future__ import annotations
+
+import getpass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from configs.files.atomic_files import replace_durably
+from configs.load import load_scale
+from flows.cli.evidence.trace_lineage import registered_versions
+from infra.home import Home, open_home
+from infra.registry.model_registry import open_registry
+from infra.storage.manifest_graph import read_manifest_graph
+from infra.storage.open_store import open_store
+from tasks.data.filtering.blocked_documents import block_list_path, read_block_list
+from tasks.lineage.plan_takedown import TakeDown, plan_takedown
+
+FORGOTTEN_TAG = "glm46.forgotten"
+"""On a version that was trained on a text which is to be forgotten: what was asked for, and when."""
+
+
+def plan(asked: str, store: str | None) -> TakeDown:
+    """What a take-down would do. Raises ValueError for a document that the store does not know."""
+    home = open_home()
+    return plan_takedown(read_manifest_graph(open_store(store, home)), registered_versions(home), asked)
+
+
+def apply(takedown: TakeDown, scale: str) -> list[str]:
+    """Block the documents for every later run of the scale, and tag the versions that were trained on them; what was
+    done, for a terminal. Raises ValueError for a block list that cannot be read."""
+    home, name = open_home(), load_scale(scale).data.recipe.filter.block_list
+    path, known = block_list_path(home.root, name), read_block_list(home.root, name)
+    listed = () if known is None else (*known.ids, *known.urls)
+    entries = [entry for entry in dict.fromkeys((takedown.asked, *takedown.ids)) if entry not in listed]
+    if entries:
+        _append(path, takedown.asked, entries)
+    said = [f"{len(entries)} entries added to {path}; the next `glm46 run {scale}` leaves the documents out"]
+    return [*said, *_tag(home, takedown)]
+
+
+def _append(path: Path, asked: str, entries: list[str]) -> None:
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    head = f"# {_now()}, {getpass.getuser()}: {asked}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_durably(path, "".join(f"{line}\n" for line in (*before.splitlines(), head, *entries)).encode())
+
+
+def _tag(home: Home, takedown: TakeDown) -> list[str]:
+    said = []
+    for model in (model for model in takedown.models if model.model):
+        open_registry(home).set_model_version_tag(
+            model.model, model.version, FORGOTTEN_TAG, f"{takedown.asked}, {_now()}"
+        )
+        aliases = f"still has the aliases {', '.join(model.aliases)}" if model.aliases else "has no alias"
+        said.append(f"{model.model} version {model.version} is tagged {FORGOTTEN_TAG}; it {aliases}")
+    return said
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,160 @@
+"""Plans a take-down: which texts are meant, where they are, which versions were trained on them, what a rebuild costs.
+
+Reads manifests and the registry; changes nothing (flows/cli/evidence/forget_document.py does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from infra.registry.model_registry import DIGEST_TAG, GGUF_TAG
+from infra.registry.registered_versions import NamedVersion
+from infra.step import Manifest
+from infra.storage.manifest_graph import ManifestGraph
+from tasks.data.filtering.blocked_documents import BLOCKED, DOCUMENT_ID
+from tasks.lineage.provenance import released_artifacts
+from tasks.lineage.trace_document import Descendant, DocumentLineage, TrainedOn, trace_document
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TEXT_FILES = "documents/"
+FILTER_STEP = "filter_documents"
+DOCUMENT_STEPS = ("extract_documents", "remove_boilerplate", FILTER_STEP)
+"""Steps whose documents/ are cut to their final pieces; a block list names these."""
+
+
+class Rerun(BaseModel):
+    """A step that runs again when the text is gone."""
+
+    step: str
+    seconds: float
+    """What it took the last time."""
+
+
+class TakeDown(BaseModel):
+    """The plan."""
+
+    asked: str
+    ids: tuple[str, ...]
+    """All pieces of the records that were meant."""
+    blocked: tuple[str, ...]
+    """Those of them that the block list has dropped in a run already."""
+    copies: tuple[str, ...]
+    """Documents that were kept as duplicates in the place of one that is meant: they stay, unless asked for too."""
+    holders: tuple[str, ...]
+    """Steps of this store whose files hold the text, each with the beginning of its key. The files stay until the
+    artifact is removed; the source is the user's."""
+    trained: tuple[TrainedOn, ...]
+    models: tuple[Descendant, ...]
+    reruns: tuple[Rerun, ...]
+    """For the newest of the models; none where no phase was trained on the text."""
+
+    def describe(self) -> str:
+        """Lines for a terminal."""
+        lines = [f"{self.asked}: {len(self.ids)} documents: {', '.join(self.ids)}"]
+        lines += [f"  held by {', '.join(self.holders)}"]
+        lines += [f"  dropped as {BLOCKED} in an earlier run: {', '.join(self.blocked)}"] if self.blocked else []
+        lines += [f"  a duplicate of it stays: {identity}" for identity in self.copies]
+        lines += [f"  trained in {use.phase}: {use.num_tokens:,} tokens of {use.shard}" for use in self.trained]
+        for model in self.models:
+            named = f"{model.model} version {model.version}" if model.model else f"no version ({model.digest[:12]})"
+            lines.append(f"  in {model.phase}: {named}{''.join(f' = {alias}' for alias in model.aliases)}")
+        if not self.reruns:
+            return "\n".join([*lines, "  no phase was trained on it: nothing has to be rebuilt"])
+        seconds = sum(each.seconds for each in self.reruns)
+        longest = sorted(self.reruns, key=lambda each: -each.seconds)[:3]
+        most = ", ".join(f"{each.step} {each.seconds:,.1f} s" for each in longest)
+        return "\n".join(
+            [*lines, f"  a rebuild runs {len(self.reruns)} steps, which took {seconds:,.1f} s the last time: {most}"]
+        )
+
+
+def plan_takedown(graph: ManifestGraph, versions: list[NamedVersion], asked: str) -> TakeDown:
+    """The plan for a document id or a URL. Raises ValueError for one that the store does not know, and for what is no
+    document."""
+    ids = _pieces(graph, versions, asked)
+    if not ids:
+        raise ValueError(
+            f"store {graph.store.uri} holds no document from {asked}: give the URL as the source has it, or an id"
+        )
+    lineages = [trace_document(graph, versions, identity) for identity in ids]
+    models = tuple({(model.digest, model.version): model for each in lineages for model in each.models}.values())
+    return TakeDown(
+        asked=asked,
+        ids=ids,
+        blocked=tuple(each.id for each in lineages if any(drop.reason == BLOCKED for drop in each.dropped)),
+        copies=_copies(lineages, ids),
+        holders=tuple(f"{made.step} ({made.key[:12]})" for made in _holders(graph, ids)),
+        trained=tuple(use for each in lineages for use in each.trained),
+        models=models,
+        reruns=tuple(_reruns(graph, versions, models)),
+    )
+
+
+def _pieces(graph: ManifestGraph, versions: list[NamedVersion], asked: str) -> tuple[str, ...]:
+    """Ids of the documents at a URL, or of all pieces of a document's record."""
+    import pyarrow.dataset as dataset
+
+    if not DOCUMENT_ID.fullmatch(asked):
+        return _ids(graph, dataset.field("url") == asked)
+    places = trace_document(graph, versions, asked).places
+    wrong = [place for place in places if place.kind not in ("record", "document")]
+    if wrong:
+        raise ValueError(
+            f"{asked} is a {wrong[0].kind} of {wrong[0].source}, and the block list holds documents: take the record "
+            f"out of its source and run again"
+        )
+    found = {identity for p in places for identity in _ids(graph, _at(p.source, p.offset))}
+    return tuple(sorted(found))
+
+
+def _at(source: str, offset: int):
+    import pyarrow.dataset as dataset
+
+    return (dataset.field("source") == source) & (dataset.field("offset") == offset)
+
+
+def _ids(graph: ManifestGraph, condition) -> tuple[str, ...]:
+    """Ids of the final pieces that fulfil a condition."""
+    rows = (_rows(graph, made, condition)["id"].to_pylist() for made in graph.made_by(*DOCUMENT_STEPS))
+    return tuple(sorted({identity for ids in rows for identity in ids}))
+
+
+def _rows(graph: ManifestGraph, made: Manifest, condition) -> pa.Table:
+    import pyarrow.dataset as dataset
+
+    names = sorted(name for name in made.content if name.startswith(TEXT_FILES))
+    return dataset.dataset([str(graph.open(made).path(name)) for name in names]).to_table(["id"], filter=condition)
+
+
+def _copies(lineages: Iterable[DocumentLineage], ids: tuple[str, ...]) -> tuple[str, ...]:
+    kept = {drop.kept_id for each in lineages for drop in each.dropped if "duplicate" in drop.reason and drop.kept_id}
+    return tuple(sorted(kept - set(ids)))
+
+
+def _holders(graph: ManifestGraph, ids: tuple[str, ...]) -> list[Manifest]:
+    import pyarrow.dataset as dataset
+
+    makers = [made for made in graph.by_digest.values() if any(name.startswith(TEXT_FILES) for name in made.content)]
+    return [made for made in makers if _rows(graph, made, dataset.field("id").isin(ids)).num_rows]
+
+
+def _reruns(graph: ManifestGraph, versions: list[NamedVersion], models: tuple[Descendant, ...]) -> Iterable[Rerun]:
+    """The steps from the filter on that the newest affected version was made by."""
+    affected = {model.digest for model in models}
+    newest = [version for version in versions if version.registered.tags.get(DIGEST_TAG) in affected]
+    if not newest:
+        ends = [graph.by_digest[model.digest] for model in models[-1:]]
+    elif GGUF_TAG in newest[-1].registered.tags:
+        ends = list(released_artifacts(graph, newest[-1]).values())
+    else:
+        ends = [graph.by_digest[newest[-1].registered.digest]]
+    changed: set[str] = set()
+    for made in graph.ancestors(*ends):
+        if made.step == FILTER_STEP or changed & set(made.identity["inputs"].values()):
+            changed.add(made.digest)
+            yield Rerun(step=made.step, seconds=made.seconds)

@@ -1,0 +1,179 @@
+"""Step: compares our greedy tokens and their log-probabilities with those of the engines that will serve the release.
+
+In: our own answers (generate_reference), the exported checkpoint, the GGUF files. Each engine is given our tokens, and
+says for each whether it is its first choice and how likely it is. That is greedy generation up to the first token that
+differs, after which nothing is compared. As in the smoke test, a prompt ends where our margin is too small to decide.
+Out: parity.json, per engine and prompt what was compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from infra.step import Artifact, Output, Progress, Record, digest_of, step
+from tasks.evaluation.engine import load_tokenizer, reproducible_arithmetic
+from tasks.release.generate_reference import NUM_THREADS, ReferenceAnswer
+from tasks.release.parity_engines import Row, TokenScore, llama_scores, transformers_scores, vllm_scores
+from tasks.release.served_scoring import FILLER
+
+if TYPE_CHECKING:
+    from configs.schema import ReleaseRecipe, ServingResources
+    from tasks.release.convert_to_gguf import GgufFiles
+    from tasks.release.generate_reference import Reference
+    from tasks.training.state.trained_checkpoint import TrainedCheckpoint
+
+TRANSFORMERS, LLAMA, VLLM = "transformers", "llama.cpp", "vllm"
+MAX_REASONS = 3
+"""Differences of one engine that are named; the others follow from the same cause and are counted."""
+
+
+class OptionalEngines(Record):
+    """Engines that are compared only where they are installed."""
+
+    vllm: str
+    """Its version; empty where it is not installed."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the versions."""
+        return digest_of(self.model_dump(mode="json"))
+
+
+def optional_engines() -> OptionalEngines:
+    """The engines in this environment."""
+    try:
+        return OptionalEngines(vllm=version(VLLM))
+    except PackageNotFoundError:
+        return OptionalEngines(vllm="")
+
+
+class EngineParity(Record):
+    """One engine beside ours."""
+
+    skipped: str
+    """Why it was not compared; empty where it was."""
+    num_tokens: int
+    """Compared tokens; after the first that differs none of the prompt is."""
+    max_log_probability_difference: float | None
+    """Natural logarithm; None where nothing was compared, or where the engine gave a number that is not finite."""
+    reasons: tuple[str, ...]
+    """What differs beyond the bounds."""
+
+
+class ParityReport(Record):
+    """Whether every engine computes the model that was trained."""
+
+    accepted: bool
+    num_prompts: int
+    engines: dict[str, EngineParity]
+    refusals: tuple[str, ...]
+
+
+@step(
+    content=("parity.json",),
+    evidence=("server.log",),
+    distributions=("torch", "transformers", "xllamacpp", "tokenizers", "safetensors"),
+)
+def check_parity(
+    *,
+    reference: Artifact[Reference],
+    checkpoint: Artifact[TrainedCheckpoint],
+    gguf: Artifact[GgufFiles],
+    optional: OptionalEngines,
+    recipe: ReleaseRecipe,
+    resources: ServingResources,
+    output: Output,
+) -> ParityReport:
+    """A difference is a refusal, not an exception."""
+    from infra.serving.model_server import SERVED_TYPE
+
+    answers = _answers(reference, recipe.parity_prompts)
+    rows = [Row(answer.prompt_ids, answer.token_ids[: answer.num_clear]) for answer in answers]
+    hf_dir = checkpoint.directory("hf")
+    filler = load_tokenizer(hf_dir / "tokenizer.json").token_to_id(FILLER)
+    vocab_size = json.loads((hf_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    served = gguf.path(gguf.record.file_names[SERVED_TYPE])
+    engines = {
+        TRANSFORMERS: partial(transformers_scores, hf_dir, rows),
+        LLAMA: partial(llama_scores, served, rows, filler, vocab_size, resources, output.path("server.log")),
+        VLLM: partial(vllm_scores, hf_dir, rows) if optional.vllm else None,
+    }
+    compared: dict[str, EngineParity] = {}
+    for name, score in engines.items():
+        output.report(Progress(len(compared), len(engines), "engines", f"{name} scores our answers"))
+        if score is None:
+            skipped = f"{name} is not installed in this environment"
+            compared[name] = EngineParity(
+                skipped=skipped, num_tokens=0, max_log_probability_difference=None, reasons=()
+            )
+            continue
+        with reproducible_arithmetic(NUM_THREADS):
+            scores = score()
+        compared[name] = _compare(answers, scores, recipe.max_parity_log_probability)
+    output.path("parity.json").write_text(
+        json.dumps({name: each.model_dump(mode="json") for name, each in compared.items()}, indent=1) + "\n"
+    )
+    refusals = tuple(f"parity: {name} {reason}" for name, each in compared.items() for reason in each.reasons)
+    refusals += _too_few(answers, recipe)
+    return ParityReport(accepted=not refusals, num_prompts=len(answers), engines=compared, refusals=refusals)
+
+
+def _answers(reference: Artifact[Reference], num_prompts: int) -> list[ReferenceAnswer]:
+    """The first answers that have a token to compare."""
+    entries = json.loads(reference.path("reference.json").read_text())
+    answers = [ReferenceAnswer.model_validate(entry) for entry in entries]
+    return [answer for answer in answers if answer.num_clear][:num_prompts]
+
+
+def _too_few(answers: Sequence[ReferenceAnswer], recipe: ReleaseRecipe) -> tuple[str, ...]:
+    if len(answers) >= recipe.parity_prompts:
+        return ()
+    return (
+        f"parity: {len(answers)} prompts have a token to compare, release.recipe.parity_prompts asks for "
+        f"{recipe.parity_prompts}: lower it, or raise evaluation.recipe.max_document_tokens for more prompts",
+    )
+
+
+def _compare(
+    answers: Sequence[ReferenceAnswer], scores: Sequence[Sequence[TokenScore]], max_difference: float
+) -> EngineParity:
+    num_tokens, largest, reasons = 0, 0.0, []
+    for answer, row in zip(answers, scores, strict=True):
+        compared = _leading_greedy(row)
+        num_tokens += len(compared)
+        for score, ours in zip(compared, answer.log_probabilities, strict=False):
+            difference = abs(score.log_probability - ours)
+            largest = max(largest, difference) if math.isfinite(difference) else math.inf
+        reasons += _reasons(answer, row, max_difference)
+    hidden = len(reasons) - MAX_REASONS
+    return EngineParity(
+        skipped="",
+        num_tokens=num_tokens,
+        max_log_probability_difference=round(largest, 6) if math.isfinite(largest) else None,
+        reasons=tuple(reasons[:MAX_REASONS]) + ((f"differs at {hidden} further prompts",) if hidden > 0 else ()),
+    )
+
+
+def _leading_greedy(row: Sequence[TokenScore]) -> Sequence[TokenScore]:
+    return row[: next((position for position, score in enumerate(row) if not score.is_greedy), len(row))]
+
+
+def _reasons(answer: ReferenceAnswer, row: Sequence[TokenScore], max_difference: float) -> Iterator[str]:
+    """The first difference of one prompt, with its position."""
+    where = f"at {'message' if answer.is_chat else 'prompt'} {answer.prompt[:40]!r}, position"
+    for position, (score, ours) in enumerate(zip(row, answer.log_probabilities, strict=False)):
+        if not score.is_greedy:
+            yield f"{where} {position}: would not choose our token {answer.token_ids[position]}"
+            return
+        if not abs(score.log_probability - ours) <= max_difference:
+            yield (
+                f"{where} {position}: log-probability {score.log_probability:.6f} of token "
+                f"{answer.token_ids[position]}, ours is {ours:.6f}; release.recipe.max_parity_log_probability allows "
+                f"{max_difference}"
+            )
+            return

@@ -1,0 +1,88 @@
+"""What each engine says of given tokens: their log-probability, and whether each is its own first choice.
+
+Every engine reads the released files by itself: transformers and vLLM the exported Hugging Face directory, llama.cpp
+the served GGUF file. Ours is not among them: its figures are in the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tasks.release.served_scoring import CONTEXT_MARGIN, ServedScorer
+
+if TYPE_CHECKING:
+    from configs.schema import ServingResources
+
+
+class TokenScore(NamedTuple):
+    """An engine's view of one token after those before it."""
+
+    log_probability: float
+    is_greedy: bool
+
+
+class Row(NamedTuple):
+    """A prompt and our own greedy continuation."""
+
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+
+
+def transformers_scores(hf_dir: Path, rows: Sequence[Row]) -> list[list[TokenScore]]:
+    """The installed transformers on the exported directory, in float32: one pass per row."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it names each tensor of the MTP layer, which it does not read
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=torch.float32).eval()
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+    scores = []
+    with torch.inference_mode():
+        for row in rows:
+            token_ids_T = torch.tensor([*row.prompt_ids, *row.token_ids])
+            logits_TV = model(token_ids_T[None, :-1]).logits[0, len(row.prompt_ids) - 1 :].float()
+            targets_T = token_ids_T[len(row.prompt_ids) :]
+            chosen_T = logits_TV.log_softmax(-1).gather(1, targets_T[:, None])[:, 0]
+            pairs = zip(chosen_T.tolist(), (logits_TV.argmax(-1) == targets_T).tolist(), strict=True)
+            scores.append([TokenScore(*pair) for pair in pairs])
+    return scores
+
+
+def llama_scores(
+    gguf_path: Path, rows: Sequence[Row], filler: int, vocab_size: int, resources: ServingResources, log_path: Path
+) -> list[list[TokenScore]]:
+    """llama.cpp's server on loopback, one request per token (tasks/release/served_scoring.py)."""
+    from infra.serving.model_server import running_model_server
+
+    longest = max(len(row.prompt_ids) + len(row.token_ids) for row in rows)
+    private = resources.model_copy(update={"port": 0, "context_length": longest + CONTEXT_MARGIN})
+    with (
+        running_model_server(gguf_path, private, log_path) as server,
+        ServedScorer(server.url, filler, vocab_size) as scorer,
+    ):
+        return [[TokenScore(*pair) for pair in scorer.score_tokens(row.prompt_ids, row.token_ids)] for row in rows]
+
+
+def vllm_scores(hf_dir: Path, rows: Sequence[Row]) -> list[list[TokenScore]]:
+    """vLLM on the exported directory, in float32. It reports the log-probability and the rank of a prompt's tokens, so
+    our continuation is given as a part of the prompt."""
+    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+
+    longest = max(len(row.prompt_ids) + len(row.token_ids) for row in rows)
+    engine = LLM(model=str(hf_dir), dtype="float32", enforce_eager=True, max_model_len=longest + CONTEXT_MARGIN)
+    asked = [{"prompt_token_ids": [*row.prompt_ids, *row.token_ids]} for row in rows]
+    answers = engine.generate(asked, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1))
+    scores = []
+    for row, answer in zip(rows, answers, strict=True):
+        reported = answer.prompt_logprobs[len(row.prompt_ids) :]
+        entries = [entry[token_id] for entry, token_id in zip(reported, row.token_ids, strict=True)]
+        scores.append([TokenScore(entry.logprob, entry.rank == 1) for entry in entries])
+    return scores

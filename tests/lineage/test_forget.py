@@ -1,0 +1,83 @@
+"""`glm46 forget`: which texts, steps and versions a take-down concerns, what is done, and what is left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.cli.evidence import forget_document
+from infra.home import open_home
+from infra.registry.model_registry import DIGEST_TAG, find_version
+from infra.servers.databases import mlflow_database
+from infra.storage.open_store import open_store
+from tasks.data.filtering.blocked_documents import read_block_list
+from tests.support.toy_release import DOCUMENTS, MODEL, ToyRelease, make_release
+
+ONE, ONE_MORE, TWO, COPY = (row["id"] for row in DOCUMENTS)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLM46_HOME", str(tmp_path_factory.mktemp("forget") / "home"))
+        yield open_home()
+
+
+@pytest.fixture(scope="module")
+def release(home) -> ToyRelease:
+    """A release in the home's store, in its registry with the alias champion beside a version that never read it."""
+    from mlflow import MlflowClient
+
+    made = make_release(open_store(None, home))
+    uri = mlflow_database(home).uri
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client.create_registered_model(MODEL)
+    for tags in ({DIGEST_TAG: "0" * 64}, dict(made.version.registered.tags)):
+        version = client.create_model_version(MODEL, "file:///toy", tags=tags)
+    client.set_registered_model_alias(MODEL, "champion", version.version)
+    return made
+
+
+def test_a_take_down_names_pieces_steps_versions_and_what_a_rebuild_costs(release):
+    found = forget_document.plan("https://one.example/a", None)
+    assert found == forget_document.plan(ONE, None).model_copy(update={"asked": found.asked})
+    assert set(found.ids) == {ONE, ONE_MORE} and not found.copies and not found.blocked
+    names = ("ingest_documents", "extract_documents", "deduplicate_documents", "filter_documents")
+    assert {each.split()[0] for each in found.holders} == set(names)
+    assert [(use.phase, use.shard, use.num_tokens) for use in found.trained] == [("sft", "s0", 4)] * 2
+    (model,) = found.models
+    assert (model.model, model.version, model.aliases) == (MODEL, "2", ("champion",))
+    rerun = ["filter_documents", "shard_documents", "pack_phase", "train_phase", "convert_to_gguf"]
+    assert [each.step for each in found.reruns] == rerun, "not the tokenizer, nor what comes before the filter"
+    seconds = [release.artifacts[name].manifest.seconds for name in rerun]
+    assert [each.seconds for each in found.reruns] == seconds
+    assert f"a rebuild runs 5 steps, which took {sum(seconds):,.1f} s" in found.describe()
+
+
+def test_a_dropped_copy_was_not_trained_on_and_names_the_text_that_stays(release):
+    found = forget_document.plan(COPY, None)
+    assert (found.ids, found.copies, found.trained, found.models) == ((COPY,), (TWO,), (), ())
+    assert f"a duplicate of it stays: {TWO}" in found.describe()
+    assert "nothing has to be rebuilt" in found.describe()
+
+
+def test_only_apply_blocks_and_tags(release, home):
+    client_of = forget_document.open_registry
+    found = forget_document.plan(ONE, None)
+    assert read_block_list(home.root, "blocked_documents.txt") is None
+    said = forget_document.apply(found, "micro")
+    listed = read_block_list(home.root, "blocked_documents.txt")
+    assert listed is not None and set(listed.ids) == {ONE, ONE_MORE} and listed.urls == ()
+    tagged = find_version(client_of(home), MODEL, release.version.registered.digest)
+    other = find_version(client_of(home), MODEL, "0" * 64)
+    assert tagged is not None and other is not None
+    assert tagged.tags["glm46.forgotten"].startswith(f"{ONE}, ") and "glm46.forgotten" not in other.tags
+    assert said[-1] == f"{MODEL} version 2 is tagged glm46.forgotten; it still has the aliases champion"
+    again = forget_document.apply(forget_document.plan("https://one.example/a", None), "micro")
+    assert again[0].startswith("1 entries added"), "the URL: the ids are there already"
+
+
+def test_what_the_store_does_not_know_is_one_sentence(release):
+    with pytest.raises(ValueError, match=r"holds no document from https://other.example: give the URL as the source"):
+        forget_document.plan("https://other.example", None)
+    with pytest.raises(ValueError, match="knows no document 0123456789abcdef"):
+        forget_document.plan("0123456789abcdef", None)

@@ -1,0 +1,105 @@
+"""The gate before an alias moves: every engine chooses our greedy tokens, with our log-probabilities."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from infra.home import Home
+from infra.storage.open_store import open_store
+from model.formats.gguf_checkpoint import write_gguf
+from tasks.release.check_parity import OptionalEngines, check_parity
+from tasks.release.convert_to_gguf import convert_to_gguf
+from tasks.release.generate_reference import ReferenceAnswer, generate_reference
+from tests.release.test_release import RECIPE, RELEASE_RESOURCES, SERVING
+from tests.support.evaluation_fakes import checkpoint, commit, evaluation_suite
+from tests.support.toy_steps import local_output
+
+PARITY = RECIPE.model_copy(update={"parity_prompts": 4})
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """What the step reads of an intact release."""
+    store = open_store(None, Home(tmp_path_factory.mktemp("parity")))
+    trained = checkpoint(store, "trained")
+    asked = {"suite": evaluation_suite(store), "recipe": PARITY, "resources": RELEASE_RESOURCES}
+    return {
+        "reference": commit(store, generate_reference, checkpoint=trained, **asked),
+        "checkpoint": trained,
+        "gguf": commit(store, convert_to_gguf, checkpoint=trained, recipe=RECIPE),
+        "optional": OptionalEngines(vllm=""),
+    }
+
+
+def checked(given, directory, **changed):
+    return check_parity(**{**given, "recipe": PARITY, "resources": SERVING, **changed}, output=local_output(directory))
+
+
+def test_every_engine_computes_the_model_that_was_trained(given, tmp_path):
+    report = checked(given, tmp_path)
+    assert report.accepted and report.num_prompts == 4, report.refusals
+    answers = answers_of(given["reference"])[:4]
+    for name in ("transformers", "llama.cpp"):
+        engine = report.engines[name]
+        assert engine.num_tokens == sum(answer.num_clear for answer in answers) > 40
+        assert engine.max_log_probability_difference < 1e-4
+    assert report.engines["vllm"].skipped == "vllm is not installed in this environment"
+    assert json.loads((tmp_path / "parity.json").read_text())["vllm"]["num_tokens"] == 0
+
+
+def answers_of(reference) -> list[ReferenceAnswer]:
+    return [ReferenceAnswer.model_validate(entry) for entry in json.loads(reference.path("reference.json").read_text())]
+
+
+def with_answers(answers, directory):
+    """A reference that holds these answers."""
+    path = directory / "reference.json"
+    path.write_text(json.dumps([answer.model_dump(mode="json") for answer in answers]))
+    return SimpleNamespace(path=lambda name: path)
+
+
+def test_another_token_and_another_log_probability_are_refused_by_prompt_and_position(given, tmp_path):
+    answers = answers_of(given["reference"])
+    ids, values = list(answers[1].token_ids), list(answers[2].log_probabilities)
+    ids[3] += 1
+    values[2] += 0.01
+    answers[1] = answers[1].model_copy(update={"token_ids": tuple(ids)})
+    answers[2] = answers[2].model_copy(update={"log_probabilities": tuple(values)})
+    report = checked(given, tmp_path, reference=with_answers(answers, tmp_path))
+    assert not report.accepted and len(report.refusals) == 4, report.refusals
+    for name, refusals in (("transformers", report.refusals[:2]), ("llama.cpp", report.refusals[2:])):
+        at = f"parity: {name} at prompt {answers[1].prompt!r}, position 3"
+        assert refusals[0] == f"{at}: would not choose our token {ids[3]}"
+        assert refusals[1].startswith(f"parity: {name} at prompt {answers[2].prompt!r}, position 2: log-probability")
+        assert refusals[1].endswith("release.recipe.max_parity_log_probability allows 0.001")
+        assert report.engines[name].max_log_probability_difference == pytest.approx(0.01, abs=1e-4)
+
+
+def test_an_exported_tensor_that_differs_is_found_by_the_engine_that_reads_it(given, tmp_path):
+    """The Hugging Face directory is right, the GGUF file is not, and the other way round."""
+    directory = given["checkpoint"].directory("hf")
+    other = tmp_path / "hf"
+    other.mkdir()
+    for path in directory.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(other / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("o_proj.weight"))
+    tensors[name] = tensors[name] * torch.tensor(1.5)
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    write_gguf(other, other / "tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="glm46")
+    exported = SimpleNamespace(directory=lambda name: other)
+    served = SimpleNamespace(record=given["gguf"].record, path=lambda name: tmp_path / "m.gguf")
+    for changed, engine in (({"checkpoint": exported}, "transformers"), ({"gguf": served}, "llama.cpp")):
+        report = checked(given, tmp_path, **changed)
+        assert report.refusals and all(each.startswith(f"parity: {engine} ") for each in report.refusals)
+
+
+def test_too_few_prompts_are_refused(given, tmp_path):
+    few = with_answers(answers_of(given["reference"])[:1], tmp_path)
+    (refusal,) = checked(given, tmp_path, reference=few).refusals
+    assert refusal.startswith("parity: 1 prompts have a token to compare, release.recipe.parity_prompts asks for 4")
