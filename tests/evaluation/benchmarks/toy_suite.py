@@ -72,6 +72,8 @@ NEEDLE = {
     "num_distractors": 0,
     "is_chat": False,
     "max_new_tokens": 12,
+    "num_samples": 1,
+    "temperature": 0.0,
     "until": [],
 }
 SHOTS = {"lettered": (2, "subject"), "copies": (1, "task"), "choice": (1, "")}
@@ -89,6 +91,7 @@ def toy_suite() -> dict[str, object]:
         benchmark = {"name": name, "kind": kind, "file": f"{name}.jsonl", "few_shot": shots}
         if name in ANSWERS:
             benchmark |= {"is_chat": name in CHATS, "max_new_tokens": 12, "until": ["\n\n"]}
+            benchmark |= {"num_samples": 1, "temperature": 0.0}
         benchmarks.append(benchmark)
     benchmarks.append(dict(NEEDLE))
     return {
@@ -97,7 +100,7 @@ def toy_suite() -> dict[str, object]:
         "batch_sequences": 3,
         "dtype": "float32",
         "enable_thinking": False,
-        "timeout_seconds": 20,
+        "timeout_seconds": 120,
         "benchmarks": benchmarks,
     }
 
