@@ -16,6 +16,7 @@ from infra.storage.open_store import open_store
 from tasks.data.sources.list_sources import SourceListing, list_named
 from tasks.evaluation.benchmarks.decide_suite import decide_suite
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation, evaluate_suite
+from tasks.report.report_suite import suite_table
 from tests.evaluation.benchmarks.planned_suites import right_answers, write_planned
 from tests.evaluation.benchmarks.toy_suite import NEEDLE, write_suite
 from tests.support.data_inputs import write_jsonl
@@ -138,6 +139,13 @@ def test_a_worse_checkpoint_is_refused_through_the_real_step(store, tmp_path):
     ).record
     (reason,) = decision.refusals
     assert reason.startswith("bits_per_byte of benchmark texts differs from the champion's by +")
+    shown = suite_table(made["trained"])
+    for expected in (
+        "bits_per_byte",
+        "100 characters",
+        f"{made['trained'].record.figures['texts']['bits_per_byte']:.4f}",
+    ):
+        assert expected in shown
 
 
 @pytest.mark.parametrize(
