@@ -42,7 +42,7 @@ class LikelihoodBenchmark(Frozen):
 
 
 class AnswerBenchmark(Frozen):
-    """Generates greedily and judges what was written."""
+    """Generates and judges what was written."""
 
     name: str
     kind: Literal[
@@ -59,6 +59,10 @@ class AnswerBenchmark(Frozen):
     is_chat: bool
     """Whether the question is a user's message in the chat template; else its text is continued."""
     max_new_tokens: int = Field(gt=0)
+    num_samples: int = Field(gt=0)
+    """Answers to each item. A figure is their mean; its interval counts the answers to one item as one."""
+    temperature: float = Field(ge=0)
+    """0 takes the likeliest token each time; several answers need more."""
     until: list[str]
     """Texts that end an answer and are no part of it; an end-of-answer token always does."""
 
@@ -66,6 +70,9 @@ class AnswerBenchmark(Frozen):
     def _chats_have_no_examples(self) -> AnswerBenchmark:
         if self.is_chat and self.few_shot is not None:
             raise ValueError(f"benchmark {self.name}: few_shot must be null where is_chat is true")
+        _require_chance(self)
+        if self.kind == "patch" and self.num_samples > 1:
+            raise ValueError(f"benchmark {self.name}: num_samples must be 1 for kind patch: SWE-bench takes one patch")
         if self.kind == "tools" and not self.is_chat:
             raise ValueError(f"benchmark {self.name}: is_chat must be true for kind tools: a template shows them")
         return self
@@ -97,6 +104,10 @@ class RetrievalBenchmark(Frozen):
     is_chat: bool
     """Whether document and question are a user's message in the chat template; else their text is continued."""
     max_new_tokens: int = Field(gt=0)
+    num_samples: int = Field(gt=0)
+    """Answers to each item. A figure is their mean; its interval counts the answers to one item as one."""
+    temperature: float = Field(ge=0)
+    """0 takes the likeliest token each time; several answers need more."""
     until: list[str]
     """As of other answers."""
 
@@ -108,6 +119,7 @@ class RetrievalBenchmark(Frozen):
                 f"benchmark {self.name}: document_chars {min(self.document_chars)} must be at least {shortest}, which "
                 f"{1 + self.num_distractors} sentences with codes need"
             )
+        _require_chance(self)
         if not all(0 <= depth <= 1 for depth in self.depths):
             raise ValueError(f"benchmark {self.name}: depths {self.depths} must be in 0..1")
         return self
@@ -116,6 +128,14 @@ class RetrievalBenchmark(Frozen):
     def file_names(self) -> set[str]:
         """The file that its documents come from, if there is one."""
         return set() if self.file is None else {self.file}
+
+
+def _require_chance(benchmark: AnswerBenchmark | RetrievalBenchmark) -> None:
+    if benchmark.num_samples > 1 and benchmark.temperature == 0:
+        raise ValueError(
+            f"benchmark {benchmark.name}: num_samples {benchmark.num_samples} needs a temperature above 0, else all "
+            f"answers are the same"
+        )
 
 
 Benchmark = Annotated[LikelihoodBenchmark | AnswerBenchmark | RetrievalBenchmark, Field(discriminator="kind")]

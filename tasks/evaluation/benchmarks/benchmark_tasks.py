@@ -6,6 +6,7 @@ project's sandbox; the harness executes nothing.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,9 @@ class ItemOutcome(BaseModel):
     choices: tuple[str, ...]
     expected: str
     output: str | None
-    """What was generated; null where nothing was."""
+    """What was generated; a JSON list where there are several answers, null where nothing was generated."""
+    num_samples: int = 1
+    """Answers that the scores are means of."""
     log_probabilities: tuple[float, ...]
     """Of every choice, of the last word, or of the whole text; empty where an answer was generated."""
     scores: dict[str, float]
@@ -94,12 +97,16 @@ def _shape(benchmark: Benchmark, tasks: Mapping[str, RepositoryTask]) -> dict[st
     is_judged = not tasks or all(task.tree is not None for task in tasks.values())
     measured = [*([RIGHT] if is_judged else []), *([FORMED] if tasks else [])]
 
-    def judged(row: Mapping[str, Any], answers: Sequence[str]) -> dict[str, float]:
+    def judged(row: Mapping[str, Any], answer: str) -> dict[str, float]:
         if row["item_id"] in tasks:
-            verdict = judge_patch(tasks[row["item_id"]], answer_of(answers[0]))
+            verdict = judge_patch(tasks[row["item_id"]], answer_of(answer))
             resolved = {} if verdict.is_resolved is None else {RIGHT: float(verdict.is_resolved)}
             return {**resolved, FORMED: float(verdict.is_well_formed)}
-        return {RIGHT: float(is_right(benchmark.kind, row["text"], row["target"], answers[0]))}
+        return {RIGHT: float(is_right(benchmark.kind, row["text"], row["target"], answer))}
+
+    def mean_judged(row: Mapping[str, Any], answers: Sequence[Sequence[str]]) -> dict[str, float]:
+        scores = [judged(row, answer) for answer in answers[0]]
+        return {name: sum(each[name] for each in scores) / len(scores) for name in scores[0]}
 
     if not isinstance(benchmark, LikelihoodBenchmark):
         return {
@@ -108,10 +115,12 @@ def _shape(benchmark: Benchmark, tasks: Mapping[str, RepositoryTask]) -> dict[st
             "generation_kwargs": {
                 "until": benchmark.until,
                 "max_gen_toks": benchmark.max_new_tokens,
-                "do_sample": False,
-                "temperature": 0.0,
+                "do_sample": benchmark.temperature > 0,
+                "temperature": benchmark.temperature,
             },
-            "process_results": judged,
+            "repeats": benchmark.num_samples,
+            "filter_list": [{"name": "none", "filter": [{"function": "take_first_k", "k": benchmark.num_samples}]}],
+            "process_results": mean_judged,
             "metric_list": [_mean(name) for name in measured],
         }
     if benchmark.kind == "text":
@@ -185,8 +194,13 @@ def outcome_of(benchmark: Benchmark, item: BenchmarkItem, sample: dict[str, Any]
         prompt=sample["arguments"][0][0],
         choices=item.question.choices,
         expected=item.question.expected,
-        output=None if isinstance(benchmark, LikelihoodBenchmark) else responses[0],
+        output=None if isinstance(benchmark, LikelihoodBenchmark) else _written(responses[0]),
+        num_samples=1 if isinstance(benchmark, LikelihoodBenchmark) else benchmark.num_samples,
         log_probabilities=log_probabilities,
         scores=scores,
         num_bytes=num_bytes,
     )
+
+
+def _written(answers: Sequence[str]) -> str:
+    return answers[0] if len(answers) == 1 else json.dumps(answers, ensure_ascii=False)

@@ -71,12 +71,13 @@ class EndpointModel(SuiteModel):
             self.report(Progress(number, len(requests), "prompts", "answering"))
             wanted: dict[str, Any] = {**normalize_gen_kwargs(options)}
             until, max_tokens = wanted["until"], wanted["max_gen_toks"]
+            chance = (wanted.get("temperature", 0.0), number)
             if isinstance(context, _Messages):
                 messages, tools = json.loads(context)
-                said, calls = self.client.chat(messages, tools, max_tokens, until, self.enable_thinking)
+                said, calls = self.client.chat(messages, tools, max_tokens, until, self.enable_thinking, *chance)
                 text = said + write_calls(calls)
             else:
-                text = self.client.complete(context, max_tokens, until)
+                text = self.client.complete(context, max_tokens, until, *chance)
             answers.append(postprocess_generated_text(text, until, think_end_token=None))
         return answers
 

@@ -110,7 +110,9 @@ def figures_of(outcomes: Sequence[ItemOutcome]) -> tuple[Figure, ...]:
 
 def _figure(name: str, part: str, outcomes: Sequence[ItemOutcome]) -> Figure:
     scores, weights = [each.scores[name] for each in outcomes], [each.num_bytes for each in outcomes]
-    interval = ratio_interval(scores, weights) if name == BITS_PER_BYTE else share_interval(scores, [1] * len(scores))
+    tries = [each.num_samples for each in outcomes]
+    rights = [score * tried for score, tried in zip(scores, tries, strict=True)]
+    interval = ratio_interval(scores, weights) if name == BITS_PER_BYTE else share_interval(rights, tries)
     return Figure(
         name=name, part=part, num_items=len(outcomes), value=sum(scores) / sum(weights), interval=_bounded(interval)
     )
@@ -216,9 +218,12 @@ def compare_results(first_path: Path, second_path: Path) -> list[PairedDifferenc
 def paired_difference(figure: str, pairs: Sequence[ItemPair]) -> tuple[float, Interval]:
     """(second minus first, its interval)."""
     changes = [second.scores[figure] - first.scores[figure] for first, second in pairs]
-    weights = [first.num_bytes for first, _ in pairs]
-    interval = (ratio_interval if figure == BITS_PER_BYTE else paired_share_interval)(changes, weights)
-    return sum(changes) / sum(weights), interval
+    if figure == BITS_PER_BYTE:
+        num_bytes = [first.num_bytes for first, _ in pairs]
+        return sum(changes) / sum(num_bytes), ratio_interval(changes, num_bytes)
+    tries = [first.num_samples for first, _ in pairs]
+    summed = [change * tried for change, tried in zip(changes, tries, strict=True)]
+    return sum(changes) / len(changes), paired_share_interval(summed, tries)
 
 
 def _difference(benchmark: str, figure: Figure, answered: Sequence[ItemPair]) -> PairedDifference:

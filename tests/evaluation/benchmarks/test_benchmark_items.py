@@ -92,6 +92,7 @@ def test_a_broken_line_a_missing_file_and_a_trained_one_are_named(suite):
             "few_shot must be null",
         ),
         (lambda tree: tree.pop("dtype"), "dtype: key is missing"),
+        (lambda tree: tree["benchmarks"][5].update(num_samples=2), "num_samples 2 needs a temperature above 0"),
     ],
 )
 def test_a_wrong_suite_is_one_message(suite, edit, message):

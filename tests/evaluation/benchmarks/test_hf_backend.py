@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 
 from configs.load import load_suite
 from tasks.data.prompts.prompt_records import tool_request
+from tasks.evaluation.benchmarks.benchmark_tasks import is_right
 from tasks.evaluation.benchmarks.run_suite import read_suite_items, run_suite
 from tasks.evaluation.engine import load_engine
 from tasks.evaluation.harness import EngineModel, ToolRequest
+from tasks.evaluation.intervals import share_interval
 from tests.evaluation.benchmarks.toy_suite import (
     ANSWERS,
     LIKELIHOOD,
@@ -108,3 +110,26 @@ def test_the_toy_answers_some_and_not_all(results):
         ]
         assert 0 < sum(right) < len(right)
     assert len({each["output"] for each in items if each["output"] is not None}) > 3
+
+
+def test_several_answers_are_drawn_and_count_as_one_item(models):
+    """The mean of what each answer alone would score, with the interval of clusters; the same on every call."""
+    ours, _, asked = models
+    (copies,) = [each for each in asked.suite.benchmarks if each.name == "copies"]
+    sampled = copies.model_copy(update={"num_samples": 4, "temperature": 0.7})
+    wanted = replace(asked, suite=asked.suite.model_copy(update={"benchmarks": [sampled]}))
+    runs = [run_suite(ours, wanted, "toy", "x", lambda progress: None) for _ in range(2)]
+    assert runs[0] == runs[1]
+    (result, items) = runs[0]
+    scores = []
+    for line in items.splitlines():
+        item = json.loads(line)
+        answers = json.loads(item["output"])
+        assert item["num_samples"] == len(answers) == 4
+        scores.append([float(is_right("exact", item["prompt"], item["expected"], answer)) for answer in answers])
+        assert item["scores"] == {"accuracy": sum(scores[-1]) / 4}
+    assert len({json.loads(line)["output"] for line in items.splitlines()}) > 1
+    assert any(0 < sum(each) < 4 for each in scores), "otherwise a mean of answers would prove little"
+    (figure,) = result.benchmarks[0].figures
+    assert figure.value == pytest.approx(sum(map(sum, scores)) / (4 * len(scores)))
+    assert figure.interval == pytest.approx(share_interval([sum(each) for each in scores], [4] * len(scores)))

@@ -78,6 +78,8 @@ NEEDLE = {
     "num_distractors": 0,
     "is_chat": False,
     "max_new_tokens": 12,
+    "num_samples": 1,
+    "temperature": 0.0,
     "until": [],
 }
 SHOTS = {"lettered": (2, "subject"), "copies": (1, "task"), "choice": (1, "")}
@@ -95,6 +97,7 @@ def toy_suite() -> dict[str, object]:
         benchmark = {"name": name, "kind": kind, "file": f"{FILES.get(name, name)}.jsonl", "few_shot": shots}
         if name in ANSWERS:
             benchmark |= {"is_chat": name in CHATS, "max_new_tokens": 12, "until": ["\n\n"]}
+            benchmark |= {"num_samples": 1, "temperature": 0.0}
         benchmarks.append(benchmark)
     benchmarks.append(dict(NEEDLE))
     return {
