@@ -9,9 +9,15 @@ import pytest
 
 from configs.load import load_scale, load_suite
 from configs.schema import BenchmarkBound, ReleaseSuite, RetrievalBenchmark, SuiteGateRecipe, SuiteRecipe
+from flows import assess_suite
 from flows.assess_suite import find_suite_files
+from flows.running.run import Run
+from flows.running.stage_log import StageLog
 from infra.home import Home
-from infra.step import Output, step
+from infra.registry.experiment_tracking import KEY_TAG
+from infra.registry.model_registry import DIGEST_TAG, SUITE_TAG, RegisteredVersion
+from infra.registry.promotion import Rivals
+from infra.step import Output, Record, step
 from infra.storage.open_store import open_store
 from tasks.data.sources.list_sources import SourceListing, list_named
 from tasks.evaluation.benchmarks.decide_suite import decide_suite
@@ -167,3 +173,61 @@ def test_a_suite_that_the_run_cannot_ask_is_refused_before_anything_runs(suite, 
     evaluation = scale.evaluation.model_copy(update={"suite": wanted})
     with pytest.raises(ValueError, match=message):
         find_suite_files(scale.model_copy(update={"evaluation": evaluation}), SourceListing(()))
+
+
+@pytest.fixture
+def judge(store, monkeypatch):
+    """flows.assess_suite without Prefect: the answers to the suite are planned by the checkpoint's name."""
+
+    @step(content=(SUITE_FILE, "suite.items.jsonl"))
+    def planned(*, checkpoint, files, recipe, resources, output: Output) -> SuiteEvaluation:
+        return write_planned(output.path(SUITE_FILE), {"needle": right_answers(float(checkpoint.record.name))})
+
+    def run_step(run, asked, *, stage, job=None, **given):
+        stages.append(stage)
+        return commit(store, planned if asked is evaluate_suite else asked, **given)
+
+    stages: list[str] = []
+    monkeypatch.setattr(assess_suite, "run_step", run_step)
+    monkeypatch.setattr(assess_suite, "TrainedCheckpoint", Weights)
+    monkeypatch.setattr(assess_suite, "load_suite", lambda name: load_suite("smoke"))
+    wanted = ReleaseSuite(name="smoke", limit=None, bounds={"needle": BenchmarkBound(worst=0.3, margin=0.2)})
+    scale = load_scale("micro")
+    scale = scale.model_copy(update={"evaluation": scale.evaluation.model_copy(update={"suite": wanted})})
+    run = Run(scale, Home(store.root), store, "", "", StageLog(), SourceListing(()))
+
+    def judged(share, champion=None, tags=None):
+        stages.clear()
+        reigning = None
+        if champion is not None:
+            made = weights(champion)
+            reigning = RegisteredVersion("1", {DIGEST_TAG: made.digest, KEY_TAG: made.key, **(tags or {})})
+        suite = assess_suite.judge_suite(run, weights(share), Rivals(reigning, {}))
+        assert suite is not None
+        return suite.decision, list(stages)
+
+    def weights(share):
+        @step(content=())
+        def train_phase(*, output: Output) -> Weights:
+            return Weights(name=str(share))
+
+        return commit(store, train_phase, str(share))
+
+    return judged
+
+
+class Weights(Record):
+    name: str
+
+
+def test_the_flow_asks_candidate_and_champion_and_keeps_the_champions_own_decision(judge):
+    first, stages = judge(0.8)
+    assert first.record.accepted and stages == ["evaluate suite", "gate suite"]
+    worse, stages = judge(0.5, champion=0.8)
+    assert stages == ["evaluate suite", "evaluate suite of champion", "gate suite"]
+    assert worse.record.refusals[0].startswith("accuracy of benchmark needle differs from the champion's by -0.3000")
+    again, stages = judge(0.8, champion=0.8, tags={SUITE_TAG: first.key})
+    assert again.digest == first.digest and stages == ["evaluate suite"]
+    unjudged, stages = judge(0.2, champion=0.2)
+    assert unjudged.record.refusals == ("accuracy of benchmark needle 0.2000, at least 0.3 needed",)
+    assert stages == ["evaluate suite", "gate suite"]

@@ -115,8 +115,8 @@ def test_the_toy_answers_some_and_not_all(results):
 def test_several_answers_are_drawn_and_count_as_one_item(models):
     """The mean of what each answer alone would score, with the interval of clusters; the same on every call."""
     ours, _, asked = models
-    (copies,) = [each for each in asked.suite.benchmarks if each.name == "copies"]
-    sampled = copies.model_copy(update={"num_samples": 4, "temperature": 0.7})
+    (sums,) = [each for each in asked.suite.benchmarks if each.name == "sums"]
+    sampled = sums.model_copy(update={"num_samples": 8, "temperature": 1.0})
     wanted = replace(asked, suite=asked.suite.model_copy(update={"benchmarks": [sampled]}))
     runs = [run_suite(ours, wanted, "toy", "x", lambda progress: None) for _ in range(2)]
     assert runs[0] == runs[1]
@@ -125,11 +125,11 @@ def test_several_answers_are_drawn_and_count_as_one_item(models):
     for line in items.splitlines():
         item = json.loads(line)
         answers = json.loads(item["output"])
-        assert item["num_samples"] == len(answers) == 4
-        scores.append([float(is_right("exact", item["prompt"], item["expected"], answer)) for answer in answers])
-        assert item["scores"] == {"accuracy": sum(scores[-1]) / 4}
+        assert item["num_samples"] == len(answers) == 8
+        scores.append([float(is_right("math", item["prompt"], item["expected"], answer)) for answer in answers])
+        assert item["scores"] == {"accuracy": sum(scores[-1]) / 8}
     assert len({json.loads(line)["output"] for line in items.splitlines()}) > 1
-    assert any(0 < sum(each) < 4 for each in scores), "otherwise a mean of answers would prove little"
+    assert any(0 < sum(each) < 8 for each in scores), "otherwise a mean of answers would prove little"
     (figure,) = result.benchmarks[0].figures
-    assert figure.value == pytest.approx(sum(map(sum, scores)) / (4 * len(scores)))
-    assert figure.interval == pytest.approx(share_interval([sum(each) for each in scores], [4] * len(scores)))
+    assert figure.value == pytest.approx(sum(map(sum, scores)) / (8 * len(scores)))
+    assert figure.interval == pytest.approx(share_interval([sum(each) for each in scores], [8] * len(scores)))
