@@ -9,7 +9,8 @@ from prefect import flow
 
 from flows.assess_checkpoint import evaluate
 from flows.assess_suite import judge_suite
-from flows.quantize_model import quantize_model, write_gguf_files
+from flows.quantize_model import calibration_texts, quantize_model, releases_on_nodes, write_gguf_files
+from flows.running.branches import Branches
 from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
 from infra.registry.experiment_tracking import connect
@@ -57,10 +58,6 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
     formats = convert_and_quantize(run, prepared, checkpoint)
-    reference = run_step(
-        run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=job, job=job
-    )
-
     rivals = run_effect(
         run,
         "look up champion",
@@ -74,7 +71,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     parity = run_step(
         run,
         check_parity,
-        reference=reference,
+        reference=formats.reference,
         checkpoint=checkpoint,
         gguf=formats.gguf,
         optional=optional_engines(),
@@ -82,9 +79,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         resources=run.scale.serving.resources,
         job=job,
     )
-    smoke = run_effect(
-        run, "deploy and smoke-test", lambda: deploy_and_test(run, formats.gguf, reference), describe=_describe_smoke
-    )
+    smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, formats), describe=_describe_smoke)
     promotion = run_step(
         run,
         decide_promotion,
@@ -97,14 +92,9 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         withdrawal=find_withdrawal(client, name, checkpoint),
     )
 
-    tags = {
-        PROMOTION_TAG: decision.key,
-        PROMOTION_DECISION_TAG: promotion.key,
-        GGUF_TAG: formats.gguf.key,
-        **{f"{QUANTIZED_TAG}{name}": model.checkpoint.key for name, model in formats.quantized.items()},
-        **({} if suite is None else {SUITE_TAG: suite.decision.key}),
-        "glm46.smoke_test": "passed" if smoke.passed else "failed",
-    }
+    keys = {PROMOTION_TAG: decision.key, PROMOTION_DECISION_TAG: promotion.key}
+    keys |= {} if suite is None else {SUITE_TAG: suite.decision.key}
+    tags = {**keys, **formats.tags, "glm46.smoke_test": "passed" if smoke.passed else "failed"}
     version, _ = run_effect(
         run,
         "register release",
@@ -112,44 +102,58 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         describe=lambda result: f"version {result[0]} {result[1]}",
     )
     anchored = () if rivals.is_champion(checkpoint) else decision.record.anchored
-    return ReleasedModel(
-        version,
-        rivals,
-        anchored,
-        formats.gguf_evaluation,
-        formats.quantized,
-        formats.decision,
-        decision,
-        promotion,
-        suite,
-    )
+    scored = (formats.gguf_evaluation, formats.quantized, formats.decision)
+    return ReleasedModel(version, rivals, anchored, *scored, decision, promotion, suite)
 
 
 @dataclass(frozen=True)
 class ReleasedFormats:
     """A checkpoint in every format of the release, and whether each lost little enough."""
 
+    reference: Artifact[Reference]
+    """The checkpoint's own answers, with which those of a server are compared."""
     gguf: Artifact[GgufFiles]
     gguf_evaluation: Artifact[GgufEvaluation]
     quantized: dict[str, QuantizedModel]
     decision: Artifact[GateDecision]
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of the version that name the keys of its formats."""
+        keys = {f"{QUANTIZED_TAG}{name}": model.checkpoint.key for name, model in self.quantized.items()}
+        return {GGUF_TAG: self.gguf.key, **keys}
+
 
 def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]) -> ReleasedFormats:
-    """Write GGUF files and quantized checkpoints, evaluate each, and judge what the conversion costs."""
+    """Write GGUF files and quantized checkpoints, evaluate each, and judge what the conversion costs; beside them the
+    reference answers, where they are jobs on nodes."""
     recipe, job = run.scale.release.recipe, run.scale.release.resources
-    gguf = write_gguf_files(run, prepared, checkpoint)
-    evaluation = run_step(
-        run,
-        evaluate_gguf,
-        gguf=gguf,
-        checkpoint=checkpoint,
-        suite=prepared.suite,
-        recipe=recipe,
-        resources=run.scale.serving.resources,
-        job=job,
-    )
-    quantized = quantize_model(run, prepared, checkpoint)
+    texts = calibration_texts(run, prepared)
+
+    def convert() -> tuple[Artifact[GgufFiles], Artifact[GgufEvaluation]]:
+        gguf = write_gguf_files(run, checkpoint, texts)
+        evaluation = run_step(
+            run,
+            evaluate_gguf,
+            gguf=gguf,
+            checkpoint=checkpoint,
+            suite=prepared.suite,
+            recipe=recipe,
+            resources=run.scale.serving.resources,
+            job=job,
+        )
+        return gguf, evaluation
+
+    def answer() -> Artifact[Reference]:
+        return run_step(
+            run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=job, job=job
+        )
+
+    with Branches(run, are_side_by_side=releases_on_nodes(run)) as branches:
+        converting = branches.begin("GGUF", convert)
+        answering = branches.begin("reference", answer)
+        quantized = quantize_model(run, prepared, checkpoint, texts)
+    gguf, evaluation = converting.result()
     decision = run_step(
         run,
         decide_quantization,
@@ -158,7 +162,7 @@ def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[
         quantized=QuantizedEvaluations({name: model.evaluation for name, model in quantized.items()}),
         recipe=recipe,
     )
-    return ReleasedFormats(gguf, evaluation, quantized, decision)
+    return ReleasedFormats(answering.result(), gguf, evaluation, quantized, decision)
 
 
 def find_withdrawal(client: MlflowClient, name: str, checkpoint: Artifact[TrainedCheckpoint]) -> Withdrawal:
@@ -207,11 +211,11 @@ def promote_release(run: Run, released: ReleasedModel) -> Promotion:
     )
 
 
-def deploy_and_test(run: Run, gguf: Artifact[GgufFiles], reference: Artifact[Reference]) -> SmokeReport:
+def deploy_and_test(run: Run, formats: ReleasedFormats) -> SmokeReport:
     """Serve the model with llama.cpp during the smoke test."""
-    path = gguf.path(gguf.record.file_names[SERVED_TYPE])
+    path = formats.gguf.path(formats.gguf.record.file_names[SERVED_TYPE])
     with running_model_server(path, run.scale.serving.resources, run.home.run_dir / "model-server.log") as server:
-        return smoke_test(server_url=server.url, reference=reference)
+        return smoke_test(server_url=server.url, reference=formats.reference)
 
 
 def _describe_rivals(rivals: Rivals) -> str:

@@ -37,6 +37,7 @@ from configs.schema.model import ModelRecipe, ModelSection
 from configs.schema.objectives import (
     MIN_TOKEN_CLIP,
     DpoObjective,
+    EpisodeRecipe,
     ImportanceRecipe,
     Objective,
     PolicyObjective,
@@ -59,6 +60,7 @@ from configs.schema.packing import (
 from configs.schema.phases import PhaseRecipe, PhaseSection, SolutionRecipe, TrainingRecipe
 from configs.schema.prices import Prices
 from configs.schema.problems import (
+    EnvironmentName,
     PromptRecipe,
     ReasoningFamily,
     SeedVariationRecipe,
@@ -131,6 +133,8 @@ __all__ = [
     "Device",
     "Domain",
     "DpoObjective",
+    "EnvironmentName",
+    "EpisodeRecipe",
     "EvaluationRecipe",
     "EvaluationResources",
     "EvaluationSection",

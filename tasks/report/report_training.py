@@ -223,7 +223,7 @@ def samples(checkpoint: Artifact[Any]) -> str:
         shown = [group for group in groups if group["step"] == step][:NUM_SAMPLE_GROUPS]
         body = "".join(
             paragraph(f"{group['question']}  (right: {shortened(group['answer'])})")
-            + chips((_visible(text), "good" if reward > 0 else "bad") for text, reward in _rewarded(group))
+            + chips((visible(text), "good" if reward > 0 else "bad") for text, reward in _rewarded(group))
             for group in shown
         )
         parts.append(
@@ -240,6 +240,6 @@ def _rewarded(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
     return zip(group["samples"], group["rewards"], strict=True)
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """The text with a visible sign for line ends, and one for an empty text."""
     return text.strip("\n").replace("\n", " ⏎ ") or "(empty)"

@@ -29,6 +29,7 @@ from tasks.report.report_lineage import (
 from tasks.report.report_page import Section, page, table
 from tasks.report.report_pairs import pairs_section
 from tasks.report.report_suite import suite_table
+from tasks.report.report_summary import overview_section, summary
 from tasks.report.report_training import training_section
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def write_report(
     released = [each for each in given if each is not None]
     stages = named_stages(data, phases, released)
     sections = [
+        Section("In short", overview_section(data, phases)),
         Section("Verdicts", verdict_section(phases, verdicts, decision)),
         Section("Evaluation", evaluation_section(phases) + suite_table(suite_evaluation)),
         Section("Preference pairs", pairs_section(phases)),
@@ -89,9 +91,8 @@ def write_report(
         f"checkpoint {last.checkpoint.digest[:DIGITS]} of phase {last.name}, export "
         f"{last.checkpoint.record.export_digest[:DIGITS]}"
     )
-    text = page(
-        "glm46 report", subtitle, ending(phases, verdicts, bool(released)), _facts(data, phases, accepted), sections
-    )
+    lead = ending(phases, verdicts, bool(released)) + summary(data, phases, verdicts)
+    text = page("glm46 report", subtitle, lead, _facts(data, phases, accepted), sections)
     output.path(REPORT_FILE).write_text(text, encoding="utf-8")
     output.path(MODEL_CARD_FILE).write_text(model_card(data, phases.path, verdicts), encoding="utf-8")
     output.path(DATA_CARD_FILE).write_text(data_card(data), encoding="utf-8")

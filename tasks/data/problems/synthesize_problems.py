@@ -1,6 +1,7 @@
 """Step: makes verified problems: documents/, chats, prompts, and problems to evaluate with.
 
-documents/ (domain synthetic) is for pre-training, chats.parquet for SFT, prompts.parquet for reinforcement learning.
+documents/ (domain synthetic) is for pre-training, chats.parquet for SFT, prompts.parquet for reinforcement learning,
+tasks.parquet for that in environments.
 problems.parquet (arithmetic) is evaluated with, and so is held_out.parquet (the other families). Nothing evaluated or
 held out is trained on: no operand pair, no key of a family's problem, no template of a request in safety.parquet. No
 prompt is in a document.
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress, Record, canonical_json, step
 from tasks.data.problems.arithmetic import OPERATIONS, answers, choose_problems, terms, verify_worked, worked
+from tasks.data.problems.environment_tasks import TASK_COLUMNS, task_rows
 from tasks.data.problems.reasoned_problem import ReasonedProblem
 from tasks.data.problems.reasoning_families import FAMILIES, choose_reasoned
 from tasks.data.problems.safety_requests import SafetyRequest, held_out_requests, training_requests
@@ -50,6 +52,7 @@ HELD_OUT_COLUMNS = f"{ASKED_COLUMNS}, text string"
 COLUMNS = {
     "documents/part-00000.parquet": PREPARED_COLUMNS,
     "chats.parquet": CHAT_COLUMNS.rpartition(", num_bytes")[0],
+    "tasks.parquet": TASK_COLUMNS,
     "held_out.parquet": HELD_OUT_COLUMNS,
 }
 """Columns of tables that may be empty, or have empty columns."""
@@ -64,6 +67,8 @@ class SynthesizedProblems(Record):
     num_evaluation_problems: int
     num_chats: int
     num_prompts: int
+    num_tasks: int
+    """Prompts of environments."""
     num_held_out_problems: int
     num_safety_requests: int
     """Held-out requests, harmful and harmless."""
@@ -111,11 +116,7 @@ class FamilyProblems:
 @step(
     content=(
         "documents/*.parquet",
-        "chats.parquet",
-        "prompts.parquet",
-        "problems.parquet",
-        "held_out.parquet",
-        "safety.parquet",
+        *(f"{name}.parquet" for name in ("chats", "prompts", "tasks", "problems", "held_out", "safety")),
     ),
     distributions=("pyarrow", "numpy"),
 )
@@ -142,6 +143,8 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
     for family in families:
         asked = family.training[: -(-len(family.training) * recipe.num_chats // recipe.num_training_problems)]
         chats += [_reasoned_chat(family.name, number, problem, recipe) for number, problem in enumerate(asked)]
+    tasks, task_chats = task_rows(recipe.tasks, recipe.num_task_chats)
+    chats += task_chats
     prompts = [(EXACT, problem.question, problem.result, f"arithmetic {problem.operation}") for problem in unseen]
     prompts += [(EXACT, each.question, each.answer, family.name) for family in families for each in family.prompts]
     requests = training_requests(recipe.num_safety_chats + recipe.num_safety_prompts)
@@ -153,6 +156,7 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         "documents/part-00000.parquet": [_document(*document) for document in documents],
         "chats.parquet": chats,
         "prompts.parquet": [_asked(PROMPT_SOURCE, number, *prompt) for number, prompt in enumerate(prompts)],
+        "tasks.parquet": tasks,
         "problems.parquet": [_evaluation_problem(number, problem) for number, problem in enumerate(evaluation)],
         "held_out.parquet": [
             _asked(HELD_OUT_SOURCE, number, EXACT, problem.question, problem.answer, family) | {"text": problem.text}
@@ -169,6 +173,7 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         num_evaluation_problems=len(evaluation),
         num_chats=len(chats),
         num_prompts=len(prompts),
+        num_tasks=len(tasks),
         num_held_out_problems=len(held_out),
         num_safety_requests=len(safety),
         training_problems_by_family={"arithmetic": len(training)}
