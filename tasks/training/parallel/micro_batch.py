@@ -58,7 +58,7 @@ class MicroBatch:
             "mtp_target_ids_BT": self.mtp_target_ids_BT,
             "preference": self.preference,
             "values": self.values,
-            "routes_LBTK": self.routes_LBTK,
+            **({} if self.routes_LBTK is None else {"routes_LBTK": self.routes_LBTK}),  # no stage of a pipeline has any
         }
 
     @property
