@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
 
+_CONTEXT_LOCK = threading.Lock()
+"""Great Expectations keeps the context in use in a variable of the process, and threads check contracts."""
 CONTRACTS_DIR = Path(__file__).resolve().parent
 NUM_EXAMPLES = 5
 
@@ -71,6 +74,13 @@ def read_contract(name: str) -> tuple[ContractTable, ...]:
 def check_table(table: ContractTable, frame: pd.DataFrame | DataFrame) -> list[Finding]:
     """Validate a pandas or Spark frame with an ephemeral Great Expectations context that sends nothing anywhere; both
     give the same result."""
+    with _CONTEXT_LOCK:
+        results = _validate(table, frame)
+    findings = [_finding(table, result) for result in results]
+    return sorted(findings, key=lambda finding: (finding.expectation, str(sorted(finding.arguments.items(), key=str))))
+
+
+def _validate(table: ContractTable, frame: pd.DataFrame | DataFrame) -> list[Any]:
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     logging.getLogger("great_expectations").setLevel(logging.ERROR)
     import great_expectations as gx
@@ -99,8 +109,7 @@ def check_table(table: ContractTable, frame: pd.DataFrame | DataFrame) -> list[F
         )
     )
     (results,) = checkpoint.run(batch_parameters={"dataframe": frame}).run_results.values()
-    findings = [_finding(table, result) for result in results.results]
-    return sorted(findings, key=lambda finding: (finding.expectation, str(sorted(finding.arguments.items(), key=str))))
+    return results.results
 
 
 def _expectation(core: Any, arguments: dict[str, Any]) -> Any:

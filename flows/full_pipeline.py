@@ -35,7 +35,7 @@ from infra.home import open_home
 from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
 from infra.registry.experiment_tracking import connect
 from infra.registry.model_registry import CHAMPION, model_name
-from infra.servers.servers import tracking_uri
+from infra.servers.servers import refuse_unlinkable_weights, tracking_uri
 from infra.storage.open_store import open_store
 from tasks.data.seeds.seed_problems import require_sandbox
 from tasks.data.sources.list_sources import list_sources
@@ -74,6 +74,7 @@ def full_pipeline(
     refuse_missing_inputs(configuration, window, data)
     sources = list_sources(data, get_run_logger().info, "pretrain" if window.reads_documents else "sft")
     opened = open_store(store, home)
+    refuse_unlinkable_weights(home, opened.uri)
     require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master))
     require(*check_room(home, opened.staging_root))
     require_sandbox(sources.files)

@@ -11,11 +11,12 @@ from prefect import flow
 from pydantic import BaseModel
 
 from flows.check_contract import check_contract
+from flows.running.branches import Branches
 from flows.running.run import Run
 from flows.running.run_step import run_step
 from infra.machine.spark import stop_spark
 from infra.step import Artifact, R, Step
-from tasks.data.chats.collect_chats import collect_chats
+from tasks.data.chats.collect_chats import CollectedChats, collect_chats
 from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplication.deduplicate_documents import deduplicate_documents
 from tasks.data.deduplication.earlier_documents import list_earlier_documents
@@ -44,13 +45,14 @@ from tasks.data.sources.list_sources import SourceListing
 from tasks.data.tokenizer.import_tokenizer import import_tokenizer
 from tasks.data.tokenizer.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import ContractResult
-from tasks.evaluation.select_evaluation_items import select_evaluation_items
+from tasks.evaluation.select_evaluation_items import EvaluationSuite, select_evaluation_items
 from tasks.prepared_data import PreparedData, PreparedDocuments
 
 if TYPE_CHECKING:
     from configs.schema import TokenizerRecipe
-    from tasks.data.privacy.mask_personal_data import MaskedDocuments
+    from tasks.data.preferences.collect_preferences import CollectedPreferences
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
+    from tasks.data.seeds.request_traces import RequestedTraces
     from tasks.data.seeds.verify_solutions import VerifiedSolutions
     from tasks.data.sources.ingest_documents import IngestedDocuments
     from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
@@ -62,8 +64,9 @@ Artifacts = dict[str, Any]
 class DataStages:
     """Steps of one run, each with the contract of its output."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, sources: SourceListing) -> None:
         self.run, self.recipe, self.spark = run, run.scale.data.recipe, run.scale.data.resources
+        self.sources = sources
         self.contracts: dict[str, tuple[Artifact[Any], Artifact[ContractResult]]] = {}
 
     def on_spark(self, step: Step[R], contract: str, recipe: BaseModel | None, **inputs: Any) -> Artifact[R]:
@@ -83,47 +86,49 @@ class DataStages:
 def prepare_data(run: Run, sources: SourceListing, reads_documents: bool, reads_pairs: bool) -> PreparedData:
     """Prepare the data of a scale; Spark is stopped at the end. Without `reads_documents`, the run's phases read only
     conversations: nothing is done with documents. With `reads_pairs`, preference pairs are collected."""
-    stages = DataStages(run)
+    stages = DataStages(run, sources)
     given = (
         stages.on_driver(import_tokenizer, "tokenizer", _tokenizer(run)) if _tokenizer(run).kind == "given" else None
     )
-    ingested = read_sources(stages, sources, reads_documents)
-    clean = clean_documents(stages, sources, ingested) if reads_documents else {}
-    problems = stages.on_driver(synthesize_problems, "problems", stages.recipe.synthesize)
-    solutions = stages.on_driver(verify_solutions, "solutions", None, sources=sources)
-    whole = decontaminate(stages, sources, ingested, clean["masked"], problems, solutions) if reads_documents else {}
-    conversations = make_conversations(stages, sources, ingested, problems, solutions)
-    preferences = None
-    if reads_pairs:
-        collection = stages.recipe.preference_collection
-        preferences = stages.on_spark(
-            collect_preferences, "preferences", collection, sources=sources, synthetic=problems, ingested=ingested
+    # Executors and a teacher compute elsewhere: on this machine one step computes at a time.
+    waits = not stages.spark.is_local or bool(stages.recipe.teacher.request.base_url)
+    with Branches(run, are_side_by_side=waits) as branches:
+        traces = branches.begin("teacher", lambda: ask_teacher(stages))
+        reading = branches.begin("sources", lambda: read_sources(stages, reads_documents))
+        cleaning = branches.begin(
+            "documents", lambda: clean_documents(stages, branches, reading.result()) if reads_documents else {}
         )
-    tokenizer = given or stages.on_spark(
-        train_tokenizer, "tokenizer", _tokenizer(run), documents=whole["decontaminated"]
-    )
-    shards = shard_texts(stages, whole, tokenizer) if reads_documents else {}
-    chat_shards = stages.on_spark(
-        shard_chats, "chat_shards", stages.recipe.shards, chats=conversations["chats"], tokenizer=tokenizer
-    )
-    suite = stages.on_spark(
-        select_evaluation_items,
-        "evaluation_suite",
-        run.scale.evaluation.recipe,
-        problems=problems,
-        sources=sources,
-        documents=whole.get("decontaminated"),
-        repositories=whole.get("repositories"),
-        chats=None if reads_documents else conversations["chats"],
-        tokenizer=tokenizer,
-    )
+        problems = stages.on_driver(synthesize_problems, "problems", stages.recipe.synthesize)
+        solutions = stages.on_driver(verify_solutions, "solutions", None, sources=sources)
+        ingested = reading.result()
+        deciding = branches.begin(
+            "decontamination",
+            lambda: decontaminate(stages, ingested, cleaning.result(), problems, solutions) if reads_documents else {},
+        )
+        talking = branches.begin(
+            "conversations", lambda: make_conversations(stages, ingested, problems, solutions, traces.result())
+        )
+        pairing = branches.begin(
+            "preferences", lambda: collect_pairs(stages, ingested, problems) if reads_pairs else None
+        )
+        whole = deciding.result()
+        tokenizer = given or stages.on_spark(
+            train_tokenizer, "tokenizer", _tokenizer(run), documents=whole["decontaminated"]
+        )
+        sharding = branches.begin("shards", lambda: shard_texts(stages, whole, tokenizer) if reads_documents else {})
+        chats = talking.result()["chats"]
+        chat_shards = stages.on_spark(
+            shard_chats, "chat_shards", stages.recipe.shards, chats=chats, tokenizer=tokenizer
+        )
+        suite = select_items(stages, whole, problems, None if reads_documents else chats, tokenizer)
     stop_spark()
+    documents = {**cleaning.result(), **whole, **sharding.result()}
     return PreparedData(
         ingested=ingested,
         problems=problems,
-        documents=PreparedDocuments(**clean, **whole, **shards) if reads_documents else None,
-        **conversations,
-        preferences=preferences,
+        documents=PreparedDocuments(**documents) if reads_documents else None,
+        **talking.result(),
+        preferences=pairing.result(),
         tokenizer=tokenizer,
         chat_shards=chat_shards,
         suite=suite,
@@ -135,26 +140,44 @@ def _tokenizer(run: Run) -> TokenizerRecipe:
     return run.scale.data.recipe.tokenizer
 
 
-def read_sources(stages: DataStages, sources: SourceListing, reads_documents: bool) -> Artifact[IngestedDocuments]:
+def read_sources(stages: DataStages, reads_documents: bool) -> Artifact[IngestedDocuments]:
     """The documents of the sources, and what may not be trained on. A run that reads only conversations has no
     documents here, and no contract on them."""
     recipe = stages.recipe.ingest
     if reads_documents:
-        return stages.on_spark(ingest_documents, "ingested", recipe, sources=sources)
-    return run_step(stages.run, ingest_documents, recipe=recipe, resources=stages.spark, sources=sources)
+        return stages.on_spark(ingest_documents, "ingested", recipe, sources=stages.sources)
+    return run_step(stages.run, ingest_documents, recipe=recipe, resources=stages.spark, sources=stages.sources)
 
 
-def clean_documents(stages: DataStages, sources: SourceListing, ingested: Artifact[IngestedDocuments]) -> Artifacts:
-    """From the sources to documents worth training on, without personal data."""
-    run, recipe, spark = stages.run, stages.recipe, stages.spark
+def extract_texts(stages: DataStages, ingested: Artifact[IngestedDocuments]) -> Artifacts:
+    """The main text of all sources, and a model of what is usual in it."""
+    run, recipe = stages.run, stages.recipe
     extracted = stages.on_spark(extract_documents, "extracted", recipe.extract, records=ingested)
     clean = stages.on_spark(remove_boilerplate, "boilerplate_free", recipe.boilerplate, documents=extracted)
-    classifiers = run_step(run, train_classifiers, sources=sources, recipe=recipe.classifiers)
     ngram_model = run_step(
-        run, train_ngram_model, sources=sources, documents=clean, recipe=recipe.ngram_training, resources=spark
+        run,
+        train_ngram_model,
+        sources=stages.sources,
+        documents=clean,
+        recipe=recipe.ngram_training,
+        resources=stages.spark,
     )
+    return {"extracted": extracted, "boilerplate_free": clean, "ngram_model": ngram_model}
+
+
+def clean_documents(stages: DataStages, branches: Branches, ingested: Artifact[IngestedDocuments]) -> Artifacts:
+    """From the sources to documents worth training on, without personal data."""
+    run, recipe = stages.run, stages.recipe
+    extracting = branches.begin("texts", lambda: extract_texts(stages, ingested))
+    classifiers = run_step(run, train_classifiers, sources=stages.sources, recipe=recipe.classifiers)
+    texts = extracting.result()
     scored = stages.on_spark(
-        score_documents, "scored", recipe.language, documents=clean, classifiers=classifiers, ngram_model=ngram_model
+        score_documents,
+        "scored",
+        recipe.language,
+        documents=texts["boilerplate_free"],
+        classifiers=classifiers,
+        ngram_model=texts["ngram_model"],
     )
     earlier = list_earlier_documents(recipe.deduplicate.previous)
     deduplicated = stages.on_spark(
@@ -166,10 +189,8 @@ def clean_documents(stages: DataStages, sources: SourceListing, ingested: Artifa
     filtered = stages.on_spark(filter_documents, "filtered", recipe.filter, documents=split, blocked=blocked)
     masked = stages.on_spark(mask_personal_data, "masked", recipe.personal_data, documents=filtered)
     return {
-        "extracted": extracted,
-        "boilerplate_free": clean,
+        **texts,
         "classifiers": classifiers,
-        "ngram_model": ngram_model,
         "scored": scored,
         "deduplicated": deduplicated,
         "distinct": distinct,
@@ -181,22 +202,21 @@ def clean_documents(stages: DataStages, sources: SourceListing, ingested: Artifa
 
 def decontaminate(
     stages: DataStages,
-    sources: SourceListing,
     ingested: Artifact[IngestedDocuments],
-    masked: Artifact[MaskedDocuments],
+    clean: Artifacts,
     problems: Artifact[SynthesizedProblems],
     solutions: Artifact[VerifiedSolutions],
 ) -> Artifacts:
     """All documents and prompts without what evaluation asks, with verified problems; then whole repositories."""
     recipe = stages.recipe
     prompts = stages.on_driver(
-        collect_prompts, "prompts", recipe.prompts, sources=sources, synthetic=problems, solutions=solutions
+        collect_prompts, "prompts", recipe.prompts, sources=stages.sources, synthetic=problems, solutions=solutions
     )
     decontaminated = stages.on_spark(
         decontaminate_documents,
         "decontaminated",
         recipe.decontaminate,
-        documents=masked,
+        documents=clean["masked"],
         synthetic=problems,
         prompts=prompts,
         ingested=ingested,
@@ -207,24 +227,39 @@ def decontaminate(
     return {"prompts": prompts, "decontaminated": decontaminated, "repositories": repositories}
 
 
+def ask_teacher(stages: DataStages) -> Artifact[RequestedTraces] | None:
+    """A teacher's answers to seed problems; None where none is configured."""
+    teacher = stages.recipe.teacher
+    if not teacher.request.base_url:
+        return None
+    return stages.on_driver(request_traces, "traces", teacher.request, teacher.limits, sources=stages.sources)
+
+
+def collect_pairs(
+    stages: DataStages, ingested: Artifact[IngestedDocuments], problems: Artifact[SynthesizedProblems]
+) -> Artifact[CollectedPreferences]:
+    """Preference pairs of the sources and of made problems."""
+    collection = stages.recipe.preference_collection
+    return stages.on_spark(
+        collect_preferences, "preferences", collection, sources=stages.sources, synthetic=problems, ingested=ingested
+    )
+
+
 def make_conversations(
     stages: DataStages,
-    sources: SourceListing,
     ingested: Artifact[IngestedDocuments],
     problems: Artifact[SynthesizedProblems],
     solutions: Artifact[VerifiedSolutions],
+    traces: Artifact[RequestedTraces] | None,
 ) -> Artifacts:
-    """Conversations of the sources, of verified solutions, of variations, and of a teacher where one is configured."""
-    recipe, teacher = stages.recipe, stages.recipe.teacher
-    variations = stages.on_driver(vary_problems, "variations", recipe.seed_variations, sources=sources)
-    traces = None
-    if teacher.request.base_url:
-        traces = stages.on_driver(request_traces, "traces", teacher.request, teacher.limits, sources=sources)
+    """Conversations of the sources, of verified solutions, of variations, and of a teacher's traces."""
+    recipe = stages.recipe
+    variations = stages.on_driver(vary_problems, "variations", recipe.seed_variations, sources=stages.sources)
     chats = stages.on_spark(
         collect_chats,
         "chats",
         recipe.chat_collection,
-        sources=sources,
+        sources=stages.sources,
         synthetic=problems,
         ingested=ingested,
         solutions=solutions,
@@ -240,3 +275,24 @@ def shard_texts(stages: DataStages, documents: Artifacts, tokenizer: Artifact[Tr
     shards = stages.on_spark(shard_documents, "shards", stages.recipe.shards, tokenizer=tokenizer, **texts)
     validation = stages.on_spark(shard_validation, "validation", None, tokenizer=tokenizer, **texts)
     return {"shards": shards, "validation": validation}
+
+
+def select_items(
+    stages: DataStages,
+    documents: Artifacts,
+    problems: Artifact[SynthesizedProblems],
+    chats: Artifact[CollectedChats] | None,
+    tokenizer: Artifact[TrainedTokenizer],
+) -> Artifact[EvaluationSuite]:
+    """What checkpoints are asked; `chats` where the run reads only conversations."""
+    return stages.on_spark(
+        select_evaluation_items,
+        "evaluation_suite",
+        stages.run.scale.evaluation.recipe,
+        problems=problems,
+        sources=stages.sources,
+        documents=documents.get("decontaminated"),
+        repositories=documents.get("repositories"),
+        chats=chats,
+        tokenizer=tokenizer,
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from configs.schema import CALIBRATED_GGUF_TYPES
+from configs.schema import CALIBRATED_FORMATS, CALIBRATED_GGUF_TYPES, QuantizationRecipe
+from flows.running.branches import Branches
 from flows.running.run import QuantizedModel, Run
 from flows.running.run_step import run_step
 from infra.step import Artifact
@@ -18,40 +20,62 @@ from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 
 def quantize_model(
-    run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]
+    run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint], texts: dict[str, Any]
 ) -> dict[str, QuantizedModel]:
-    """Every format of `release.recipe.quantized_formats`, by its name."""
+    """Every format of `release.recipe.quantized_formats`, by its name; side by side where they are jobs on nodes.
+    `texts` calibrate."""
+    recipe = run.scale.release.recipe
+    recipes = {name: recipe.quantization_recipe(name) for name in recipe.quantized_formats}
+    with Branches(run, are_side_by_side=releases_on_nodes(run)) as branches:
+        models = {
+            name: branches.begin(
+                name,
+                partial(_quantize, run, prepared, checkpoint, name, own, texts if own.calibration_rows else NO_TEXTS),
+            )
+            for name, own in recipes.items()
+        }
+    return {name: model.result() for name, model in models.items()}
+
+
+def releases_on_nodes(run: Run) -> bool:
+    """Whether conversion, quantization and reference are jobs on nodes."""
+    return run.scale.release.resources.launcher != "local"
+
+
+def _quantize(
+    run: Run,
+    prepared: PreparedData,
+    checkpoint: Artifact[TrainedCheckpoint],
+    name: str,
+    own: QuantizationRecipe,
+    texts: dict[str, Any],
+) -> QuantizedModel:
     recipe, job = run.scale.release.recipe, run.scale.release.resources
-    models = {}
-    for name in recipe.quantized_formats:
-        own = recipe.quantization_recipe(name)
-        texts = calibration_texts(run, prepared) if own.calibration_rows else NO_TEXTS
-        quantized = run_step(
-            run,
-            quantize_checkpoint,
-            stage=f"quantize {name}",
-            checkpoint=checkpoint,
-            recipe=own,
-            resources=job,
-            job=job,
-            **texts,
-        )
-        evaluation = run_step(
-            run,
-            evaluate_quantized,
-            stage=f"evaluate {name}",
-            quantized=quantized,
-            checkpoint=checkpoint,
-            suite=prepared.suite,
-            recipe=recipe,
-            resources=job,
-            job=job,
-        )
-        models[name] = QuantizedModel(quantized, evaluation)
-    return models
+    quantized = run_step(
+        run,
+        quantize_checkpoint,
+        stage=f"quantize {name}",
+        checkpoint=checkpoint,
+        recipe=own,
+        resources=job,
+        job=job,
+        **texts,
+    )
+    evaluation = run_step(
+        run,
+        evaluate_quantized,
+        stage=f"evaluate {name}",
+        quantized=quantized,
+        checkpoint=checkpoint,
+        suite=prepared.suite,
+        recipe=recipe,
+        resources=job,
+        job=job,
+    )
+    return QuantizedModel(quantized, evaluation)
 
 
-def write_gguf_files(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]) -> Artifact[GgufFiles]:
+def write_gguf_files(run: Run, checkpoint: Artifact[TrainedCheckpoint], texts: dict[str, Any]) -> Artifact[GgufFiles]:
     """Every type of `release.recipe.gguf_types`, weighed by the importance matrix where one of them is calibrated."""
     recipe, job = run.scale.release.recipe, run.scale.release.resources
     importance = None
@@ -63,7 +87,7 @@ def write_gguf_files(run: Run, prepared: PreparedData, checkpoint: Artifact[Trai
             recipe=recipe.calibration_recipe(),
             resources=job,
             job=job,
-            **calibration_texts(run, prepared),
+            **texts,
         )
     return run_step(run, convert_to_gguf, checkpoint=checkpoint, importance=importance, recipe=recipe, job=job)
 
@@ -72,8 +96,12 @@ NO_TEXTS: dict[str, Any] = {"packed": None, "shards": None, "chats": None}
 
 
 def calibration_texts(run: Run, prepared: PreparedData) -> dict[str, Any]:
-    """The first rows that the scale's last phase with rows would read, if it began there."""
-    phase, num_rows = run.scale.calibration_phase, run.scale.release.recipe.calibration_rows
+    """The first rows that the scale's last phase with rows would read, if it began there; none where the release has
+    no calibrated format."""
+    release = run.scale.release.recipe
+    if not {*release.quantized_formats, *release.gguf_types} & {*CALIBRATED_FORMATS, *CALIBRATED_GGUF_TYPES}:
+        return NO_TEXTS
+    phase, num_rows = run.scale.calibration_phase, release.calibration_rows
     assert phase is not None, "choose_stages refused formats without rows"
     recipe = phase.recipe.packing_recipe.model_copy(
         update={"num_tokens": num_rows * phase.recipe.sequence_length, "fim_rate": 0.0}

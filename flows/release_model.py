@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from prefect import flow
 
 from flows.assess_checkpoint import evaluate
-from flows.quantize_model import quantize_model, write_gguf_files
+from flows.quantize_model import calibration_texts, quantize_model, releases_on_nodes, write_gguf_files
+from flows.running.branches import Branches
 from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
 from infra.registry.experiment_tracking import connect
@@ -55,10 +56,6 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
     formats = convert_and_quantize(run, prepared, checkpoint)
-    reference = run_step(
-        run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=job, job=job
-    )
-
     rivals = run_effect(
         run,
         "look up champion",
@@ -71,7 +68,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     parity = run_step(
         run,
         check_parity,
-        reference=reference,
+        reference=formats.reference,
         checkpoint=checkpoint,
         gguf=formats.gguf,
         optional=optional_engines(),
@@ -79,9 +76,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         resources=run.scale.serving.resources,
         job=job,
     )
-    smoke = run_effect(
-        run, "deploy and smoke-test", lambda: deploy_and_test(run, formats.gguf, reference), describe=_describe_smoke
-    )
+    smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, formats), describe=_describe_smoke)
     promotion = run_step(
         run,
         decide_promotion,
@@ -116,6 +111,8 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
 class ReleasedFormats:
     """A checkpoint in every format of the release, and whether each lost little enough."""
 
+    reference: Artifact[Reference]
+    """The checkpoint's own answers, with which those of a server are compared."""
     gguf: Artifact[GgufFiles]
     gguf_evaluation: Artifact[GgufEvaluation]
     quantized: dict[str, QuantizedModel]
@@ -123,20 +120,35 @@ class ReleasedFormats:
 
 
 def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]) -> ReleasedFormats:
-    """Write GGUF files and quantized checkpoints, evaluate each, and judge what the conversion costs."""
+    """Write GGUF files and quantized checkpoints, evaluate each, and judge what the conversion costs; beside them the
+    reference answers, where they are jobs on nodes."""
     recipe, job = run.scale.release.recipe, run.scale.release.resources
-    gguf = write_gguf_files(run, prepared, checkpoint)
-    evaluation = run_step(
-        run,
-        evaluate_gguf,
-        gguf=gguf,
-        checkpoint=checkpoint,
-        suite=prepared.suite,
-        recipe=recipe,
-        resources=run.scale.serving.resources,
-        job=job,
-    )
-    quantized = quantize_model(run, prepared, checkpoint)
+    texts = calibration_texts(run, prepared)
+
+    def convert() -> tuple[Artifact[GgufFiles], Artifact[GgufEvaluation]]:
+        gguf = write_gguf_files(run, checkpoint, texts)
+        evaluation = run_step(
+            run,
+            evaluate_gguf,
+            gguf=gguf,
+            checkpoint=checkpoint,
+            suite=prepared.suite,
+            recipe=recipe,
+            resources=run.scale.serving.resources,
+            job=job,
+        )
+        return gguf, evaluation
+
+    def answer() -> Artifact[Reference]:
+        return run_step(
+            run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=job, job=job
+        )
+
+    with Branches(run, are_side_by_side=releases_on_nodes(run)) as branches:
+        converting = branches.begin("GGUF", convert)
+        answering = branches.begin("reference", answer)
+        quantized = quantize_model(run, prepared, checkpoint, texts)
+    gguf, evaluation = converting.result()
     decision = run_step(
         run,
         decide_quantization,
@@ -145,7 +157,7 @@ def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[
         quantized=QuantizedEvaluations({name: model.evaluation for name, model in quantized.items()}),
         recipe=recipe,
     )
-    return ReleasedFormats(gguf, evaluation, quantized, decision)
+    return ReleasedFormats(answering.result(), gguf, evaluation, quantized, decision)
 
 
 def find_withdrawal(client: MlflowClient, name: str, checkpoint: Artifact[TrainedCheckpoint]) -> Withdrawal:
@@ -194,11 +206,11 @@ def promote_release(run: Run, released: ReleasedModel) -> Promotion:
     )
 
 
-def deploy_and_test(run: Run, gguf: Artifact[GgufFiles], reference: Artifact[Reference]) -> SmokeReport:
+def deploy_and_test(run: Run, formats: ReleasedFormats) -> SmokeReport:
     """Serve the model with llama.cpp during the smoke test."""
-    path = gguf.path(gguf.record.file_names[SERVED_TYPE])
+    path = formats.gguf.path(formats.gguf.record.file_names[SERVED_TYPE])
     with running_model_server(path, run.scale.serving.resources, run.home.run_dir / "model-server.log") as server:
-        return smoke_test(server_url=server.url, reference=reference)
+        return smoke_test(server_url=server.url, reference=formats.reference)
 
 
 def _describe_rivals(rivals: Rivals) -> str:

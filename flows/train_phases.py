@@ -1,4 +1,4 @@
-"""Trains phases one after the other: each reads its data, trains and is assessed, until a gate refuses.
+"""Trains phases: each reads its data, trains and is assessed, until a gate refuses.
 
 A phase starts from the weights of the phase that its `start` names, and its gate compares it with those.
 
@@ -8,6 +8,7 @@ The flows of pre-, mid- and post-training share this.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from configs.schema import DpoObjective, PairPackingRecipe, PhaseSection
 from flows.assess_checkpoint import assess_checkpoint, evaluate
 from flows.assess_pairs import assess_pairs, assess_reward_model, score_reference
 from flows.check_contract import check_contract
+from flows.running.branches import Branches
 from flows.running.run import AssessedModel, AssessedRewardModel, Run
 from flows.running.run_step import run_step
 from flows.show.show_run import show_phase
@@ -58,8 +60,8 @@ class PhaseHistory:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the last gate refused; empty while all accepted."""
-        return self.models[-1].reasons if self.models else ()
+        """Why gates refused; empty while all accepted."""
+        return tuple(reason for model in self.models for reason in model.reasons)
 
     def followed_by(self, model: AssessedModel | AssessedRewardModel) -> PhaseHistory:
         return replace(self, models=(*self.models, model))
@@ -105,13 +107,49 @@ def pack_preferences(
 def train_phases(
     run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...], history: PhaseHistory
 ) -> PhaseHistory:
-    """Train the phases one after the other; after a refusal the rest is left out, also other branches."""
-    for phase in phases:
-        if history.reasons:
-            break
-        model = _train(run, prepared, phase, history)
-        show_phase(run, model)
-        history = history.followed_by(model)
+    """Train the phases, each after those that it needs; as jobs on nodes, others are trained beside it. After a refusal
+    no further one begins, also of other branches."""
+    begun: dict[str, Future[AssessedModel | AssessedRewardModel | None]] = {}
+    on_nodes = any(phase.resources.launcher != "local" for phase in phases)
+    with Branches(run, are_side_by_side=on_nodes) as branches:
+        for phase in phases:
+            needed = [begun[name] for name in _needs(run, phase) if name in begun]
+            train = partial(_train_after, run, prepared, phase, needed, begun, history)
+            begun[phase.name] = branches.begin(phase.name, train)
+    return _continued(history, begun)
+
+
+def _needs(run: Run, phase: PhaseSection) -> tuple[str, ...]:
+    """Names of the phases whose models a phase reads."""
+    start, scorer = run.scale.start_of(phase), phase.recipe.reward_model
+    return (*(() if start is None else (start.name,)), *(() if scorer is None else (scorer,)))
+
+
+def _train_after(
+    run: Run,
+    prepared: PreparedData,
+    phase: PhaseSection,
+    needed: list[Future[AssessedModel | AssessedRewardModel | None]],
+    begun: dict[str, Future[AssessedModel | AssessedRewardModel | None]],
+    history: PhaseHistory,
+) -> AssessedModel | AssessedRewardModel | None:
+    """The model of a phase, trained when those that it needs are there; None where a gate has refused meanwhile."""
+    wait(needed)
+    history = _continued(history, {name: future for name, future in list(begun.items()) if future.done()})
+    if history.reasons or any(future.result() is None for future in needed):
+        return None
+    model = _train(run, prepared, phase, history)
+    show_phase(run, model)
+    return model
+
+
+def _continued(
+    history: PhaseHistory, ended: Mapping[str, Future[AssessedModel | AssessedRewardModel | None]]
+) -> PhaseHistory:
+    """The history with the models of these phases, in their order."""
+    for future in ended.values():
+        if future.exception() is None and (model := future.result()) is not None:
+            history = history.followed_by(model)
     return history
 
 

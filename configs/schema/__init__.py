@@ -33,6 +33,7 @@ from configs.schema.model import ModelRecipe, ModelSection
 from configs.schema.objectives import (
     MIN_TOKEN_CLIP,
     DpoObjective,
+    EpisodeRecipe,
     ImportanceRecipe,
     Objective,
     PolicyObjective,
@@ -55,6 +56,7 @@ from configs.schema.packing import (
 from configs.schema.phases import PhaseRecipe, PhaseSection, SolutionRecipe, TrainingRecipe
 from configs.schema.prices import Prices
 from configs.schema.problems import (
+    EnvironmentName,
     PromptRecipe,
     ReasoningFamily,
     SeedVariationRecipe,
@@ -126,6 +128,8 @@ __all__ = [
     "Device",
     "Domain",
     "DpoObjective",
+    "EnvironmentName",
+    "EpisodeRecipe",
     "EvaluationRecipe",
     "EvaluationResources",
     "EvaluationSection",

@@ -18,11 +18,12 @@ Domain = Literal[
     "financial",
     "synthetic",
     "chat",
+    "agentic",
     "safety",
 ]
 """Kind of text. `repository`: the files of one repository in one document; `commit`: a change as a diff with its
-message; `issue`: the thread of an issue or pull request; `safety`: prompts only, harmful requests and harmless ones
-like them."""
+message; `issue`: the thread of an issue or pull request. Prompts only: `agentic`, answered in an environment; `safety`,
+harmful requests and harmless ones like them."""
 PackagedEncoder = Literal["all-MiniLM-L6-v2"]
 """Text encoders that an installed package holds (tasks/data/embedding/embedding_model.py)."""
 

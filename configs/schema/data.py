@@ -98,6 +98,11 @@ class SparkResources(Frozen):
     shuffle_partitions: int = Field(gt=0)
 
     @property
+    def is_local(self) -> bool:
+        """Whether the executors are this machine."""
+        return self.master.startswith("local")
+
+    @property
     def driver_array_bytes(self) -> int:
         """Bytes that a step may hold in the driver's Python; beyond them it uses files."""
         return int(self.driver_memory[:-1]) * 2 ** (10 * (1 + "kmgt".index(self.driver_memory[-1].lower()))) // 2

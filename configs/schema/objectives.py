@@ -84,6 +84,21 @@ class RewardRecipe(Frozen):
         return self
 
 
+class EpisodeRecipe(Frozen):
+    """Limits of answers in turns, with tools between them: prompts whose kind names an environment (domain agentic).
+    max_new_tokens bounds all that follows the prompt, the tools' tokens included."""
+
+    max_turns: int = Field(gt=0)
+    """Turns of the assistant; one that still calls tools in its last turn earns nothing."""
+    max_turn_tokens: int = Field(gt=0)
+    """Tokens of one turn; a longer one is cut off, which ends the episode and earns nothing."""
+    max_observation_chars: int = Field(gt=0)
+    """Characters of what a tool answers; the rest is cut off."""
+    tool_seconds: float = Field(gt=0)
+    """Wall time of the calls of one turn, far above what they need: then the episode ends and earns nothing. Programs
+    have a limit of processor time besides (tasks/data/sandbox/code_sandbox.py)."""
+
+
 class ImportanceRecipe(Frozen):
     """The weight of sampled tokens against the difference between the arithmetic, or the weights, of sampling and of
     training: p trainer / p rollout, bounded."""
@@ -134,6 +149,7 @@ class PolicyObjective(Frozen):
     """tokens: every token of an update's answers weighs the same (arXiv 2503.14476; report: for code). answers: every
     answer does, whatever its length (arXiv 2402.03300, 2507.18071)."""
     rewards: RewardRecipe
+    episodes: EpisodeRecipe
     max_constant_steps: int = Field(gt=0)
     """Steps in a row in which no group has two different rewards, after which training stops: nothing can be learned
     from them."""
@@ -153,6 +169,11 @@ class PolicyObjective(Frozen):
             raise ValueError(
                 f"rewards.overlong_tokens ({self.rewards.overlong_tokens}) must not exceed max_new_tokens "
                 f"({self.max_new_tokens}): lower the first or raise the second"
+            )
+        if self.episodes.max_turn_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"episodes.max_turn_tokens ({self.episodes.max_turn_tokens}) must not exceed max_new_tokens "
+                f"({self.max_new_tokens}), which bounds all turns together: lower the first or raise the second"
             )
         if self.kind == "ppo" and self.max_refills:
             raise ValueError(

@@ -13,6 +13,10 @@ ReasoningFamily = Literal["brackets", "equations", "systems", "quadratics", "log
 """Kinds of verified problems besides arithmetic: tasks/data/problems/reasoning_families.py."""
 
 
+EnvironmentName = Literal["calculator", "python", "search", "retail"]
+"""Environments that have generated tasks: tasks/data/environments/."""
+
+
 class SynthesisRecipe(Frozen):
     num_training_problems: int = Field(gt=0)
     """Of arithmetic, in documents; `families` adds others (S0: 1,000,000 in all)."""
@@ -46,6 +50,12 @@ class SynthesisRecipe(Frozen):
     learning finds."""
     num_prompts: int = Field(gt=0)
     """Further training problems, in no document and no conversation: the prompts of reinforcement learning."""
+    tasks: dict[EnvironmentName, int]
+    """Tasks of each environment that are prompts of reinforcement learning, domain agentic. Those of python need a
+    sandbox."""
+    num_task_chats: int = Field(ge=0)
+    """Further tasks of each of these environments that are solved in conversations, for SFT: a model that was never
+    shown a call makes none."""
     num_safety_chats: int = Field(ge=0)
     """Conversations about requests that must be declined and harmless ones like them, half of each, for SFT; 0 teaches
     no refusal."""

@@ -88,6 +88,10 @@ class AdapterRecipe(Frozen):
     rank: int = Field(gt=0)
     alpha: float = Field(gt=0)
     """The addition is scaled by alpha / rank."""
+    dropout: float = Field(ge=0, lt=1)
+    """Share of an adapter's inputs that training leaves out, the rest is scaled up. Which ones is decided by seed, row,
+    position and matrix, so a restart and other micro-batches leave out the same. Not for lora on routed experts, nor
+    dora."""
     targets: tuple[AdapterTarget, ...] = Field(min_length=1)
     """Which matrices have an adapter; dense_mlp are the MLPs of layers without experts."""
 

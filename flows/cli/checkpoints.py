@@ -12,7 +12,7 @@ from infra.home import Home
 from infra.step import Artifact, Manifest
 from infra.storage.store import Store
 from tasks.training.import_checkpoint import import_checkpoint
-from tasks.training.state.checkpoints import checkpoint_dir_of, find_checkpoint, find_damage, saved_steps
+from tasks.training.state.checkpoints import checkpoint_dir_of, find_damage, read_index, saved_steps
 from tasks.training.state.job import JOB_FILE, TrainingJob
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import copy_tokenizer, train_phase
@@ -110,16 +110,15 @@ def _copy_committed(manifest: Manifest, store: Store, target: Path) -> None:
 
 def _export_saved(checkpoint: KnownCheckpoint, target: Path) -> None:
     from tasks.training.state.export import export_weights
-    from tasks.training.state.saved_state import open_saved_state
+    from tasks.training.state.saved_state import SavedState
 
     assert checkpoint.directory is not None, checkpoint
     work_dir = checkpoint.directory.parents[1]
-    saved, problems = find_checkpoint(work_dir)
+    newest_first = [checkpoint_dir_of(work_dir, step) for step in reversed(saved_steps(work_dir))]
+    saved = next((each for each in newest_first if not find_damage(each)), None)
     if saved is None:
-        raise ValueError(f"{work_dir} holds no undamaged checkpoint ({'; '.join(problems)}): run again from its start")
+        raise ValueError(f"{work_dir} holds no undamaged checkpoint: run again from its start")
     job = TrainingJob.model_validate_json((work_dir / JOB_FILE).read_text())
-    state = open_saved_state(saved)
-    export_weights(job, state, target, target / ADAPTER_DIR)
-    state.refuse_damage()
+    export_weights(job, SavedState(saved, read_index(saved)), target, target / ADAPTER_DIR)
     tokenizer = sorted(path for path in Path(job.tokenizer_path).parent.iterdir() if path.is_file())
     copy_tokenizer(tokenizer, job.recipe.objective.kind != "pretrain", target)

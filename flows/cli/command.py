@@ -1,5 +1,5 @@
 """The command line `glm46`: run, plan, config, stage, chat, serve, eval, compare, convert, generate, fetch, profile,
-rollback, evidence, verify, forget, up, down, exporter, jobs, cluster, checkpoint, adopt, gc, doctor, lineage.
+rollback, evidence, verify, forget, up, down, worker, exporter, jobs, cluster, checkpoint, adopt, gc, doctor, lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -26,7 +26,7 @@ from flows.cli.options import ADDRESS, JSON, SCALE, STORE
 from flows.cli.plan_commands import config, plan
 from flows.cli.registry_commands import evidence, forget, rollback, verify
 from flows.cli.store_commands import adopt, gc
-from flows.cli.up_commands import down, exporter, up
+from flows.cli.up_commands import down, exporter, up, worker
 
 if TYPE_CHECKING:
     from configs.schema import Scale
@@ -258,6 +258,7 @@ def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Sc
 
 app.command()(up)
 app.command()(down)
+app.command()(worker)
 app.command()(exporter)
 app.command("eval")(evaluate)
 app.command()(compare)

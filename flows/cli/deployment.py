@@ -1,6 +1,7 @@
-"""`glm46 up` and `glm46 down`: lasting servers, a work pool, the deployments of prefect.yaml and a worker.
+"""`glm46 up`, `down` and `worker`: lasting servers, work pools, the deployments of prefect.yaml and workers.
 
-All of them listen on loopback.
+All servers listen on loopback. Each site has a work pool: a flow run of it is a process beside the site's worker, and
+what the configuration sends to nodes is submitted there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import NoReturn
 
 import psutil
 
@@ -16,7 +18,7 @@ from flows.cli.run_pipeline import set_environment
 from infra.child_process import take_port
 from infra.code_digest import ROOT
 from infra.home import Home, private_file
-from infra.servers.server_password import write_environment
+from infra.servers.server_password import API_URL, ENVIRONMENT, MLFLOW_URL, write_environment
 from infra.servers.servers import (
     WORKER,
     ServerUrls,
@@ -33,13 +35,15 @@ from infra.servers.servers import (
     worker_lives,
 )
 
-POOL = "glm46"
+SITES = ("local", "slurm", "kubernetes")
+"""Work pools; the worker of the first is that of `glm46 up`."""
 JOB_TEMPLATE = {
     "job_configuration": {"stream_output": True},
     "variables": {"type": "object", "properties": {}, "additionalProperties": False},
 }
-"""Template of the work pool: a run sets parameters of the flow and nothing of its process. Prefect's own template lets
+"""Template of the work pools: a run sets parameters of the flow and nothing of its process. Prefect's own template lets
 a run set its command and environment."""
+WORKER_LOG = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"}
 WORKER_START_SECONDS = 1
 STOP_TIMEOUT_SECONDS = 15
 
@@ -78,18 +82,18 @@ def _start_servers(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrl
 
 
 def _deploy() -> None:
-    """Set runs of a worker that has ended to Crashed, and bring the work pool and the deployments to this version."""
+    """Set runs of a worker that has ended to Crashed, and bring the work pools and the deployments to this version."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
 
     from flows.cli.silent_runs import crash_dead_runs, ensure_silence_automation, lost_its_process
 
     ensure_silence_automation()
-    crash_dead_runs(lost_its_process)
+    crash_dead_runs(lambda flow_run: flow_run.work_pool_name == SITES[0] and lost_its_process(flow_run))
     with get_client(sync_client=True) as client:
-        client.create_work_pool(
-            WorkPoolCreate(name=POOL, type="process", base_job_template=JOB_TEMPLATE), overwrite=True
-        )
+        for site in SITES:
+            pool = WorkPoolCreate(name=site, type="process", base_job_template=JOB_TEMPLATE)
+            client.create_work_pool(pool, overwrite=True)
     _prefect("--no-prompt", "deploy", "--all")
 
 
@@ -124,17 +128,42 @@ def _prefect(*arguments: str) -> None:
         raise RuntimeError(f"prefect {' '.join(arguments)} failed:\n{(done.stdout + done.stderr)[-2000:]}")
 
 
+def worker_command(site: str) -> list[str]:
+    """The worker of a site's pool, named after its machine."""
+    name = f"{site}-{os.uname().nodename}-{os.getpid()}"
+    return [sys.executable, "-m", "prefect", "worker", "start", "--pool", site, "--name", name]
+
+
+def become_worker(home: Home, site: str) -> NoReturn:
+    """Replace this process by the worker of a site, on the servers that the environment names. Raises ValueError for
+    another site, and where the environment names none."""
+    if site not in SITES[1:]:
+        raise ValueError(f"site {site}: those with a worker of their own are {', '.join(SITES[1:])}")
+    given = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
+    missing = [name for name in ENVIRONMENT if name not in given]
+    if missing:
+        raise ValueError(
+            f"{missing[0]} is not set: source the file run/environment.sh of the home where `glm46 up` runs "
+            f"(docs/cluster.md, A worker per site)"
+        )
+    set_environment(home, given[API_URL].removesuffix("/api"), given[MLFLOW_URL])
+    os.environ.update({**given, **WORKER_LOG})
+    os.chdir(ROOT)
+    command = worker_command(site)
+    os.execv(command[0], command)
+
+
 def _start_worker(home: Home) -> int:
     log_path = home.run_dir / "worker.log"
     with open(private_file(log_path), "ab") as log:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--name", f"glm46-{os.getpid()}"],
+            worker_command(SITES[0]),
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO"},
+            env={**os.environ, **WORKER_LOG},
         )
     time.sleep(WORKER_START_SECONDS)
     if worker.poll() is not None:

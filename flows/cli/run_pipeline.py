@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from infra.home import Home
-from infra.servers.server_password import CLIENT_VARIABLE, api_password
+from infra.servers.server_password import API_URL, CLIENT_VARIABLE, MLFLOW_URL, SERVER_HOME, api_password
 from infra.servers.servers import (
     HEARTBEAT_SECONDS,
     TELEMETRY_OFF,
@@ -30,13 +30,14 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
         {
             "GLM46_HOME": str(home.root),
             "PREFECT_HOME": str(home.prefect_dir),
-            "PREFECT_API_URL": f"{prefect_url}/api",
+            API_URL: f"{prefect_url}/api",
+            SERVER_HOME: str(home.root),
             CLIENT_VARIABLE: api_password(home),
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
             "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_SECONDS),
             # The stage log writes to the terminal, Prefect's log to its UI.
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-            "MLFLOW_TRACKING_URI": mlflow_url,
+            MLFLOW_URL: mlflow_url,
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(MLFLOW_RETRIES),
             "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait cost whole cores on a busy machine
             "MLFLOW_LOGGING_LEVEL": "WARNING",

@@ -75,7 +75,7 @@ class SingleStage:
         )
 
         def report(part: str, progress: Progress) -> None:
-            self.log.progress(f"{step.name}, {part}" if part else step.name, progress)
+            self.log.progress(step.name, progress, part)
 
         with self.log.running(step.name):
             artifact, is_cached = computation.find_or_run(self.store, report, self.log.say)

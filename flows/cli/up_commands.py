@@ -1,4 +1,4 @@
-"""Commands `glm46 up`, `glm46 down` and `glm46 exporter`: what lasts beside the runs, all of it on loopback."""
+"""Commands `glm46 up`, `down`, `worker` and `exporter`: what lasts beside the runs, its servers all on loopback."""
 
 from __future__ import annotations
 
@@ -54,6 +54,20 @@ def down() -> None:
 
         home = open_home()
         print(f"{bring_down(home) + stop_services(home)} processes ended")
+
+
+def worker(
+    site: Annotated[str, typer.Argument(metavar="slurm|kubernetes", help="whose requests are run here")],
+) -> None:
+    """Run what is requested for a site on this machine, a login node for example, until it is interrupted.
+
+    It reaches the servers of `glm46 up` by the environment: source that home's run/environment.sh first.
+    """
+    with usage_errors():
+        from flows.cli.deployment import become_worker
+        from infra.home import open_home
+
+        become_worker(open_home(), site)
 
 
 def exporter(

@@ -5,21 +5,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic
 
-from configs.schema import SparkResources
+from configs.schema import JobResources, SparkResources, TeacherLimits
 from flows.running.spark_progress import watched_jobs
 from flows.running.stage_log import StageLog, StageResult, key_figures
 from infra.jobs.step_jobs import run_as_job
 from infra.machine.executor_errors import executor_errors
+from infra.machine.spark import spark_in_use
 from infra.step import Artifact, Digested, LogMetrics, Output, Progress, R, Step
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from configs.schema import JobResources
     from infra.storage.store import Store
 
 Report = Callable[[str, Progress], None]
@@ -50,11 +51,26 @@ class Computation(Generic[R]):
         """The parts of the key."""
         return self.step.identity(self.recipe, self.inputs, self.data_files)
 
+    @property
+    def computes_here(self) -> bool:
+        """Whether its function computes on this machine, and not in a job on nodes, in executors or at a teacher."""
+        where = self.job or self.resources
+        if isinstance(where, JobResources):
+            return where.launcher == "local"
+        if isinstance(where, SparkResources):
+            return where.is_local
+        return not isinstance(where, TeacherLimits)
+
     def find_or_run(
-        self, store: Store, report: Report, say: Callable[[str], None], log_metrics: LogMetrics = lambda rows: None
+        self,
+        store: Store,
+        report: Report,
+        say: Callable[[str], None],
+        log_metrics: LogMetrics = lambda rows: None,
+        machine: AbstractContextManager[object] | None = None,
     ) -> tuple[Artifact[R], bool]:
         """The artifact, and whether it was in the store already. Spark's jobs report their progress beside the step's
-        own."""
+        own. `machine` is held while the step computes here."""
         settings = {"recipe": self.recipe, "resources": self.resources}
         arguments = {**self.inputs, **{name: value for name, value in settings.items() if value is not None}}
 
@@ -63,7 +79,7 @@ class Computation(Generic[R]):
                 return run_as_job(self.step, arguments, self.job, store, self.name, output)
             if not isinstance(self.resources, SparkResources):
                 return self.step(**arguments, output=output)
-            with watched_jobs(report), executor_errors():
+            with spark_in_use(), watched_jobs(report), executor_errors():
                 return self.step(**arguments, output=output)
 
         return store.find_or_compute(
@@ -73,6 +89,7 @@ class Computation(Generic[R]):
             partial(report, ""),
             lambda message: say(f"{self.name}: {message}"),
             log_metrics,
+            machine if machine is not None and self.computes_here else nullcontext(),
         )
 
     def log(self, log: StageLog, started: float, artifact: Artifact[R], is_cached: bool, reason: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from configs.schema import PhaseSection
@@ -40,6 +41,8 @@ class Run:
     pipeline_run_id: str
     """MLflow run of this pipeline run."""
     log: StageLog
+    machine: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the step that computes on this machine: it has all cores, whatever goes on elsewhere meanwhile."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def run_step(
 
     def body() -> Any:
         artifact, is_cached = computation.find_or_run(
-            run.store, _progress_reporter(run.log, name), run.log.say, log_metrics
+            run.store, _progress_reporter(run.log, name), run.log.say, log_metrics, run.machine
         )
         if is_cached:
             return Completed(name="Cached", message=f"committed under key {artifact.key}", data=artifact)
@@ -138,7 +138,7 @@ def _progress_reporter(log: StageLog, stage: str) -> Callable[[str, Progress], N
     def report(part: str, progress: Progress) -> None:
         nonlocal artifact_id, shown_at
         with one_at_a_time:
-            line = log.progress(f"{stage}, {part}" if part else stage, progress)
+            line = log.progress(stage, progress, part)
             if progress.total and time.monotonic() - shown_at >= UI_INTERVAL_SECONDS:
                 shown_at = time.monotonic()
                 percent = min(100.0 * progress.done / progress.total, 100.0)

@@ -1,4 +1,4 @@
-"""Logs a run while it runs: one line per finished stage, live progress of the running one."""
+"""Logs a run while it runs: one line per finished stage, live progress of those that run."""
 
 from __future__ import annotations
 
@@ -31,20 +31,33 @@ class StageResult:
 
 
 @dataclass
+class _RunningStage:
+    """What is shown of a stage that runs."""
+
+    began: float
+    line: str
+    part: str = ""
+    """The stage or the part of it that reported last: rate and time to go are of this one."""
+    part_began: float = 0.0
+    done_at_first: float = 0.0
+    course: Sparkline = field(default_factory=Sparkline)
+    figures_until: float = -1.0
+    """A job's progress is read more often than it grows."""
+
+
+@dataclass
 class StageLog:
-    """The stages of one run, in order. Lines go to standard error, so that `--json` owns standard output, and to
-    `forward`."""
+    """The stages of one run, in the order in which they ended. Lines go to standard error, so that `--json` owns
+    standard output, and to `forward`."""
 
     forward: Callable[[str], None] = lambda line: None
     """Receives finished stages and messages, without the live progress: the log of the flow run in Prefect's UI."""
     console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
     results: list[StageResult] = field(default_factory=list)
     _shown_at: float = 0.0
-    _began: tuple[str, float, float] = ("", 0.0, 0.0)
-    _course: Sparkline = field(default_factory=Sparkline)
-    _figures_until: float = -1.0
-    """A job's progress is read more often than it grows."""
-    _line: str = ""
+    _shown: dict[str, _RunningStage] = field(default_factory=dict)
+    """The stages that run, in the order in which they began."""
+    _failures: list[BaseException] = field(default_factory=list)
     _one_at_a_time: threading.RLock = field(default_factory=threading.RLock)
 
     def say(self, message: str) -> None:
@@ -54,16 +67,25 @@ class StageLog:
             self.console.print(message, markup=False)
         self.forward(message)
 
+    def say_failure(self, message: str, error: BaseException) -> None:
+        """Print that a branch failed, once: what waits for the branch fails with the same error."""
+        with self._one_at_a_time:
+            if any(error is other for other in self._failures):
+                return
+            self._failures.append(error)
+        self.say(message)
+
     @contextmanager
     def running(self, stage: str) -> Iterator[None]:
         """Shows meanwhile that the stage runs and for how long, also where it reports no rows."""
         began, has_ended = time.monotonic(), threading.Event()
-        self._line, self._shown_at = stage, began
+        with self._one_at_a_time:
+            self._shown[stage], self._shown_at = _RunningStage(began, stage), began
 
         def show() -> None:
             while not has_ended.wait(PROGRESS_INTERVAL_SECONDS[self.console.is_terminal]):
                 with self._one_at_a_time:
-                    self._show(f"{self._line}, {time.monotonic() - began:,.0f} s so far")
+                    self._show()
 
         shown = threading.Thread(target=show, name="stage-log", daemon=True)
         shown.start()
@@ -72,39 +94,40 @@ class StageLog:
         finally:
             has_ended.set()
             shown.join()
+            with self._one_at_a_time:
+                del self._shown[stage]
 
-    def progress(self, stage: str, progress: Progress) -> str:
-        """Show how far a stage has come; returns the line, with rate and time to go since the stage's first report."""
+    def progress(self, stage: str, progress: Progress, part: str = "") -> str:
+        """Show how far a stage or a part of it has come; returns the line, with rate and time to go since its first
+        report."""
         now = time.monotonic()
-        if self._began[0] != stage:
-            self._began, self._course, self._figures_until = (stage, now, progress.done), Sparkline(), -1.0
-        if progress.figure is not None and progress.done > self._figures_until:
-            self._figures_until = progress.done
-            self._course.add(progress.figure)
-        rate = (progress.done - self._began[2]) / max(now - self._began[1], 1e-9)
-        line = f"{stage}: {progress.done:,.0f}{f' of {progress.total:,.0f}' if progress.total else ''} {progress.unit}"
-        if rate > 0 and now - self._began[1] > 1:
-            line += f", {rate:,.0f}/s" if rate >= 10 else f", {rate:.2g}/s"
-            if progress.total:
-                line += f", {max(progress.total - progress.done, 0) / rate:,.0f} s to go"
-        line += f", {progress.message}" if progress.message else ""
-        line += f" {self._course}".rstrip()
         with self._one_at_a_time:
-            self._line = line
-            self._show(line)
-        return line
+            shown = self._shown[stage]
+            name = f"{stage}, {part}" if part else stage
+            if shown.part != name:
+                shown.part, shown.part_began, shown.done_at_first = name, now, progress.done
+                shown.course, shown.figures_until = Sparkline(), -1.0
+            if progress.figure is not None and progress.done > shown.figures_until:
+                shown.figures_until = progress.done
+                shown.course.add(progress.figure)
+            shown.line = _describe(shown, progress, now)
+            self._show()
+            return shown.line
 
-    def _show(self, line: str) -> None:
-        """Unless another line was shown a moment ago."""
+    def _show(self) -> None:
+        """All running stages, unless they were shown a moment ago; a terminal has one line for them."""
         now, is_terminal = time.monotonic(), self.console.is_terminal
         if now - self._shown_at < PROGRESS_INTERVAL_SECONDS[is_terminal]:
             return
         self._shown_at = now
+        lines = [f"{shown.line}, {now - shown.began:,.0f} s so far" for shown in self._shown.values()]
         if is_terminal:
-            self.console.file.write(f"\r\x1b[2K  {line[: self.console.width - 3]}")
+            width = self.console.width // len(lines) - 3
+            self.console.file.write(f"\r\x1b[2K  {' | '.join(line[:width] for line in lines)}")
             self.console.file.flush()
         else:
-            self.console.print(f"  {line}", markup=False)
+            for line in lines:
+                self.console.print(f"  {line}", markup=False)
 
     def finish(self, result: StageResult) -> None:
         """Record a finished stage and print its line."""
@@ -117,6 +140,18 @@ class StageLog:
     def _clear(self) -> None:
         if self.console.is_terminal:
             self.console.file.write("\r\x1b[2K")
+
+
+def _describe(shown: _RunningStage, progress: Progress, now: float) -> str:
+    seconds = now - shown.part_began
+    rate = (progress.done - shown.done_at_first) / max(seconds, 1e-9)
+    line = f"{shown.part}: {progress.done:,.0f}{f' of {progress.total:,.0f}' if progress.total else ''} {progress.unit}"
+    if rate > 0 and seconds > 1:
+        line += f", {rate:,.0f}/s" if rate >= 10 else f", {rate:.2g}/s"
+        if progress.total:
+            line += f", {max(progress.total - progress.done, 0) / rate:,.0f} s to go"
+    line += f", {progress.message}" if progress.message else ""
+    return f"{line} {shown.course}".rstrip()
 
 
 def key_figures(record: Record, most: int = 4) -> str:

@@ -65,6 +65,8 @@ DIRECTORY_PREFIX = "spark-"
 _lock = threading.Lock()
 _session: SparkSession | None = None
 _started_with: tuple[str, str, str] | None = None
+_num_users = 0
+_is_to_stop = False
 _directory: tuple[Path, FileLock] | None = None
 """The process's directory and the lock in it, which shows that the process runs."""
 
@@ -85,15 +87,34 @@ def spark_session(resources: SparkResources) -> SparkSession:
         return _session
 
 
-def stop_spark() -> None:
-    """Stop the process's session, if there is one."""
+@contextmanager
+def spark_in_use() -> Iterator[None]:
+    """While the block runs, `stop_spark` of another thread leaves the session, which ends with the last such block."""
+    global _num_users, _is_to_stop
     with _lock:
-        _stop()
+        _num_users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_users -= 1
+            if _is_to_stop and not _num_users:
+                _stop()
+
+
+def stop_spark() -> None:
+    """Stop the process's session, if there is one, as soon as no thread uses it."""
+    global _is_to_stop
+    with _lock:
+        _is_to_stop = _num_users > 0
+        if not _is_to_stop:
+            _stop()
 
 
 def _stop() -> None:
     """Ends the Java process too: its memory is the training's."""
-    global _session, _started_with
+    global _session, _started_with, _is_to_stop
+    _is_to_stop = False
     if _session is None:
         _remove_directory()
         return
@@ -155,7 +176,7 @@ def _start(resources: SparkResources, directory: Path) -> SparkSession:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    if resources.master.startswith("local") or "PYSPARK_PYTHON" not in os.environ:
+    if resources.is_local or "PYSPARK_PYTHON" not in os.environ:
         os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     log_path = directory / "spark.log"
@@ -171,7 +192,7 @@ def _start(resources: SparkResources, directory: Path) -> SparkSession:
             f"Spark did not start on master {resources.master} ({error}): check data.resources; its log ended in: "
             f"{tail}"
         ) from error
-    if not resources.master.startswith("local"):
+    if not resources.is_local:
         session.sparkContext.addPyFile(str(_zip_packages(directory)))
     return session
 
@@ -211,7 +232,7 @@ def _settings(resources: SparkResources, directory: Path) -> dict[str, str]:
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
     }
     settings |= {f"spark.executorEnv.{name}": os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
-    if resources.master.startswith("local"):
+    if resources.is_local:
         options = f"{settings['spark.driver.extraJavaOptions']} {LOCAL_SETTINGS['spark.driver.extraJavaOptions']}"
         settings |= {**LOCAL_SETTINGS, "spark.driver.extraJavaOptions": options}
     return settings

@@ -17,6 +17,9 @@ from infra.home import Home, private_file
 USER = "glm46"
 CLIENT_VARIABLE = "PREFECT_API_AUTH_STRING"
 SERVER_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
+API_URL, MLFLOW_URL, SERVER_HOME = "PREFECT_API_URL", "MLFLOW_TRACKING_URI", "GLM46_SERVER_HOME"
+ENVIRONMENT = (API_URL, CLIENT_VARIABLE, MLFLOW_URL, SERVER_HOME)
+"""What a shell needs to use the servers of a home."""
 
 
 def password_path(home: Home) -> Path:
@@ -43,7 +46,7 @@ def environment_path(home: Home) -> Path:
 
 def write_environment(home: Home, api_url: str, mlflow_url: str) -> Path:
     """Write what a shell needs to use the servers: `. FILE`, then `prefect` and `mlflow` reach them."""
-    values = {"PREFECT_API_URL": api_url, CLIENT_VARIABLE: api_password(home), "MLFLOW_TRACKING_URI": mlflow_url}
+    values = dict(zip(ENVIRONMENT, (api_url, api_password(home), mlflow_url, str(home.root)), strict=True))
     path = private_file(environment_path(home))
     path.write_text("".join(f"export {name}={quote(value)}\n" for name, value in values.items()))
     return path

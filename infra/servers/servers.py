@@ -29,7 +29,7 @@ from infra.child_process import die_with_parent, free_port
 from infra.file_lock import locked
 from infra.home import Home, private_file
 from infra.servers.databases import databases, mlflow_database, open_databases, prefect_database
-from infra.servers.server_password import SERVER_VARIABLE, api_password, environment_path
+from infra.servers.server_password import SERVER_HOME, SERVER_VARIABLE, api_password, environment_path
 
 HOST = "127.0.0.1"
 WORKER = "worker"
@@ -84,6 +84,17 @@ def tracking_uri() -> str:
             "server"
         )
     return uri
+
+
+def refuse_unlinkable_weights(home: Home, store_uri: str) -> None:
+    """Raises ValueError where a version's weights could not be registered: MLflow reads them in S3, or in the home of
+    its server, where they are linked."""
+    server_home = os.environ.get(SERVER_HOME, str(home.root))
+    if server_home != str(home.root) and not store_uri.startswith("s3://"):
+        raise ValueError(
+            f"GLM46_HOME is {home.root}, the servers are those of {server_home}: name a store that both reach "
+            f"(store s3://bucket/prefix), or set GLM46_HOME of this worker to {server_home}, mounted here"
+        )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from infra.storage.parallel import map_in_threads
 
 CORRUPT_FILE = re.compile(r"(?P<uri>\S+) is corrupt: [^\n]*")
 """The message of a CorruptFileError, by itself or in that of a failed task of Spark."""
+_AT_ONCE = nullcontext()
 
 
 class Store(ManifestStore):
@@ -172,9 +173,10 @@ class Store(ManifestStore):
         report: Callable[[Progress], None],
         say: Callable[[str], None],
         log_metrics: LogMetrics = lambda rows: None,
+        turn: AbstractContextManager[object] = _AT_ONCE,
     ) -> tuple[Artifact[R], bool]:
         """A step's artifact and whether it was there already; `say` gets a message while another process computes
-        it."""
+        it. `turn` is held while the step runs."""
         key = step_key(identity)
         artifact = self.find(step, key)
         if artifact is not None:
@@ -188,7 +190,8 @@ class Store(ManifestStore):
                 lease.check()
                 report(progress)
 
-            return self.compute(step, key, identity, run, report_while_held, log_metrics, time.monotonic), False
+            with turn:
+                return self.compute(step, key, identity, run, report_while_held, log_metrics, time.monotonic), False
 
     def compute(
         self,

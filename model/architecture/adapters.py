@@ -8,6 +8,7 @@ output by a trained magnitude over the norm of its row of W + alpha / rank * B A
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 
 import torch
 import torch.nn.functional as F
@@ -31,23 +32,68 @@ def scaling_of(adapter: AdapterRecipe) -> float:
     return adapter.alpha / adapter.rank
 
 
-class AdaptedLinear(nn.Linear):
-    """A frozen linear layer and its adapter."""
+class AdapterDropout:
+    """Leaves out a share of the inputs of adapters while they are trained.
 
-    def __init__(self, linear: nn.Linear, adapter: AdapterRecipe) -> None:
+    Whether one stays is a hash of seed, row, position, matrix and feature: so ranks, micro-batches, a second forward
+    pass and a restart leave out the same ones, and nothing of it is in a checkpoint.
+    """
+
+    def __init__(self, rate: float, seed: int) -> None:
+        self.rate, self._seed = rate, seed
+        self._keys_BT: Tensor | None = None
+
+    def begin_rows(self, row_numbers_B: Tensor, num_positions: int) -> None:
+        """Name the rows of the next passes by their numbers in the phase, int64."""
+        keys_B = mixed_bits(row_numbers_B + torch.full_like(row_numbers_B, self._seed) * _GOLDEN_RATIO)
+        positions_T = torch.arange(num_positions, device=row_numbers_B.device)
+        self._keys_BT = mixed_bits(keys_B[:, None] + positions_T * _GOLDEN_RATIO)
+
+    def __call__(self, inputs: Tensor, matrix: int) -> Tensor:
+        """The inputs of one matrix, (B, T, I) or (B * T, I), those that stay scaled by 1 / (1 - rate)."""
+        assert self._keys_BT is not None, "rows that are trained have numbers"
+        features_I = torch.arange(inputs.shape[-1], device=inputs.device) + (matrix << _FEATURE_BITS)
+        keys = self._keys_BT.view(*inputs.shape[:-1], 1)
+        drawn = mixed_bits(keys + features_I * _GOLDEN_RATIO).bitwise_and_((1 << _DRAWN_BITS) - 1)
+        return inputs * (drawn >= self.rate * (1 << _DRAWN_BITS)) / (1 - self.rate)
+
+
+_GOLDEN_RATIO, _FEATURE_BITS, _DRAWN_BITS = 0x9E3779B97F4A7C15 - (1 << 64), 32, 24
+_MIXING_STEPS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
+
+
+def mixed_bits(values: Tensor) -> Tensor:
+    """splitmix64's finalizer (Steele, Lea and Flood 2014) on int64, which wraps around."""
+    for shift, factor in _MIXING_STEPS:
+        values = (values ^ _shifted(values, shift)).mul_(factor)
+    return values ^ _shifted(values, 31)
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    """To the right, without the sign."""
+    return (values >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+class AdaptedLinear(nn.Linear):
+    """A frozen linear layer and its adapter; `matrix` is its number in the model."""
+
+    def __init__(
+        self, linear: nn.Linear, adapter: AdapterRecipe, dropout: AdapterDropout | None = None, matrix: int = 0
+    ) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         device = linear.weight.device
         self.lora_A = nn.Linear(self.in_features, adapter.rank, bias=False, device=device)
         self.lora_B = nn.Linear(adapter.rank, self.out_features, bias=False, device=device)
-        self.scaling = scaling_of(adapter)
+        self.scaling, self.dropout, self.matrix = scaling_of(adapter), dropout, matrix
         magnitudes = torch.empty(self.out_features, device=device) if adapter.kind == "dora" else None
         self.lora_magnitude_vector = None if magnitudes is None else nn.Parameter(magnitudes)
         self.sum_over_inputs: Callable[[Tensor], Tensor] = _itself
         """Sums squares over the ranks that hold other columns of the matrix (tasks/training/parallel)."""
 
     def forward(self, input: Tensor) -> Tensor:
-        low_rank = F.linear(F.linear(input, self.lora_A.weight), self.lora_B.weight)
+        kept = input if self.dropout is None or not self.training else self.dropout(input, self.matrix)
+        low_rank = F.linear(F.linear(kept, self.lora_A.weight), self.lora_B.weight)
         out = F.linear(input, self.weight).add(low_rank, alpha=self.scaling)
         if self.lora_magnitude_vector is not None:
             out = out * (self.lora_magnitude_vector / self._row_norms()).to(out.dtype)
@@ -70,10 +116,10 @@ def _itself(tensor: Tensor) -> Tensor:
 class AdaptedMlp(GatedMlp):
     """The MLP of a dense layer or the shared expert, of adapted matrices."""
 
-    def __init__(self, mlp: GatedMlp, adapter: AdapterRecipe) -> None:
+    def __init__(self, mlp: GatedMlp, adapt: Callable[[nn.Linear], AdaptedLinear]) -> None:
         nn.Module.__init__(self)
         for name in MLP_MATRICES:
-            setattr(self, name, AdaptedLinear(getattr(mlp, name), adapter))
+            setattr(self, name, adapt(getattr(mlp, name)))
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(hidden_BTD)) * self.up_proj(hidden_BTD))
@@ -102,24 +148,32 @@ class AdaptedExperts(Experts):
         return grouped_linear(rows_RI, getattr(self, name), counts_E).add(low_rank_RO, alpha=self.scaling)
 
 
-def add_adapters(model: Glm4Moe, adapter: AdapterRecipe) -> None:
+def add_adapters(model: Glm4Moe, adapter: AdapterRecipe, seed: int = 0) -> None:
     """Freeze a model, in place, and give the target matrices of its trunk adapters of undefined content; the kind
-    `none` changes nothing. Router, norms, embeddings and the MTP layer get none, as in PEFT."""
+    `none` changes nothing. Router, norms, embeddings and the MTP layer get none, as in PEFT. `seed` decides what
+    dropout leaves out."""
     if adapter.kind == "none":
         return
     model.requires_grad_(False)
+    dropout = AdapterDropout(adapter.dropout, seed) if adapter.dropout else None
+    model.begin_rows = None if dropout is None else dropout.begin_rows
+    numbers = count()
+
+    def adapt(linear: nn.Linear) -> AdaptedLinear:
+        return AdaptedLinear(linear, adapter, dropout, next(numbers))
+
     for layer in model.model.layers[: model.recipe.num_hidden_layers]:
         assert isinstance(layer, DecoderLayer), layer
         if "attention" in adapter.targets:
             for name in ATTENTION_MATRICES:
-                setattr(layer.self_attn, name, AdaptedLinear(getattr(layer.self_attn, name), adapter))
+                setattr(layer.self_attn, name, adapt(getattr(layer.self_attn, name)))
         if isinstance(layer.mlp, MixtureOfExperts):
             if "shared_experts" in adapter.targets and layer.mlp.shared_experts is not None:
-                layer.mlp.shared_experts = AdaptedMlp(layer.mlp.shared_experts, adapter)
+                layer.mlp.shared_experts = AdaptedMlp(layer.mlp.shared_experts, adapt)
             if "routed_experts" in adapter.targets:
                 layer.mlp.experts = AdaptedExperts(layer.mlp.experts, adapter)
         elif "dense_mlp" in adapter.targets:
-            layer.mlp = AdaptedMlp(layer.mlp, adapter)
+            layer.mlp = AdaptedMlp(layer.mlp, adapt)
 
 
 def is_frozen(model: nn.Module) -> bool:

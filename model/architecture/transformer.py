@@ -114,6 +114,9 @@ class Glm4Moe(nn.Module):
         self.runs_mtp = True
         """Whether the MTP loss is computed. If not, it is 0 and the experts of the MTP layer count no token."""
         self.pair_for_mtp: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = pair_for_mtp
+        self.begin_rows: Callable[[Tensor, int], None] | None = None
+        """Is told the numbers of the rows of a pass that trains, and their length, where adapters leave out inputs
+        (model/architecture/adapters.py)."""
         self._has_replayed = False
         self.init_weights()
 

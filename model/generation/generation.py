@@ -51,7 +51,8 @@ class Generation:
 class _Continuation:
     """The state of one prompt: its draws, the tokens chosen so far, and the counts of its drafts."""
 
-    draws: list[float]
+    draws: Sequence[float]
+    """One for each token that may be chosen."""
     chosen: list[Chosen]
     is_done: bool = False
     num_drafted: int = 0
@@ -67,15 +68,22 @@ class InProcessEngine:
         self.batch_sequences = batch_sequences
         self._packed: KernelWeights | None = None
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, weights_version: str) -> Generation:
-        """Continue every prompt; refuses to answer for weights other than those it holds."""
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        weights_version: str,
+        draws: Sequence[Sequence[float]] | None = None,
+    ) -> Generation:
+        """Continue every prompt; refuses to answer for weights other than those it holds. `draws` are those of each
+        prompt, which is continued by as many tokens at most; None: those of `sampling_draws`."""
         self._check_version(weights_version)
-        continuations = self._begin(prompts, sampling)
+        continuations = self._begin(prompts, sampling, draws)
         routes: dict[int, Tensor] = {}
         for members in _batches([len(prompt) for prompt in prompts], self.batch_sequences):
             batch = [continuations[member] for member in members]
             read = [prompts[member] for member in members]
-            max_tokens = max(len(prompt) for prompt in read) + sampling.max_new_tokens
+            max_tokens = max(map(len, read)) + max(len(each.draws) for each in batch)
             decoding = self._start(len(read), max_tokens, sampling.keeps_routes)
             for _ in self._passes(decoding, read, sampling, batch):
                 pass
@@ -148,7 +156,9 @@ class InProcessEngine:
         if num_tokens > limit:
             raise ValueError(f"a sequence of {num_tokens} tokens exceeds max_position_embeddings ({limit}): cut it")
 
-    def _begin(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[_Continuation]:
+    def _begin(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, draws: Sequence[Sequence[float]] | None = None
+    ) -> list[_Continuation]:
         for number, prompt in enumerate(prompts):
             if not prompt:
                 raise ValueError(f"prompt {number} is empty: give at least one token")
@@ -157,10 +167,9 @@ class InProcessEngine:
                 "speculative generation needs an MTP layer, the model has none (num_nextn_predict_layers 0): switch "
                 "it off"
             )
-        # Drawn on the CPU for the whole call: the same numbers on every device and whatever the batches.
-        generator, first = torch.Generator().manual_seed(sampling.seed), sampling.first_index
-        draws_PT = torch.rand(first + len(prompts), sampling.max_new_tokens, generator=generator)[first:]
-        return [_Continuation(draws, []) for draws in draws_PT.tolist()]
+        given = sampling_draws(sampling, len(prompts)) if draws is None else draws
+        assert len(given) == len(prompts) and all(given), "a draw for each token that may be chosen, one at least"
+        return [_Continuation(own, []) for own in given]
 
     @torch.inference_mode()
     def _passes(
@@ -188,7 +197,7 @@ class InProcessEngine:
                         accepted = chosen[:1]
                 news.append(_keep(each, accepted, sampling))
             decoding.cut(lengths)
-            drafts = _draft(decoding, tokens, hidden, batch, news, sampling) if sampling.is_speculative else drafts
+            drafts = _draft(decoding, tokens, hidden, batch, news) if sampling.is_speculative else drafts
             tokens = [
                 [] if each.is_done else [each.chosen[-1].token_id, *([] if draft is None else [draft])]
                 for each, draft in zip(batch, drafts, strict=True)
@@ -203,13 +212,20 @@ class InProcessEngine:
         return KernelDecoding(self._packed, num_sequences, max_tokens, keeps_routes=keeps_routes)
 
 
+def sampling_draws(sampling: Sampling, num_prompts: int) -> list[list[float]]:
+    """The numbers in [0, 1) that decide each prompt's tokens. Drawn on the CPU for a whole call: the same on every
+    device and whatever the batches."""
+    generator, first = torch.Generator().manual_seed(sampling.seed), sampling.first_index
+    return torch.rand(first + num_prompts, sampling.max_new_tokens, generator=generator)[first:].tolist()
+
+
 def _keep(continuation: _Continuation, chosen: Sequence[Chosen], sampling: Sampling) -> list[int]:
     """Append up to what ends the continuation, and return the appended tokens."""
     kept = []
     for each in chosen:
         continuation.chosen.append(each)
         kept.append(each.token_id)
-        if each.token_id in sampling.stop_token_ids or len(continuation.chosen) == sampling.max_new_tokens:
+        if each.token_id in sampling.stop_token_ids or len(continuation.chosen) == len(continuation.draws):
             continuation.is_done = True
             break
     return kept
@@ -221,14 +237,11 @@ def _draft(
     hidden: Sequence[Tensor],
     batch: Sequence[_Continuation],
     news: Sequence[Sequence[int]],
-    sampling: Sampling,
 ) -> list[int | None]:
     """A draft per row that has room for two tokens. The MTP layer gets each fed token's successor: for a prompt its own
     tokens, else the ones just chosen."""
     successors = [
-        []
-        if each.is_done or len(each.chosen) + 2 > sampling.max_new_tokens
-        else [*row[1 : len(row) - len(new) + 1], *new]
+        [] if each.is_done or len(each.chosen) + 2 > len(each.draws) else [*row[1 : len(row) - len(new) + 1], *new]
         for each, row, new in zip(batch, fed, news, strict=True)
     ]
     if not any(successors):

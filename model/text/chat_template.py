@@ -194,6 +194,15 @@ def problem_prompt(question: str, enable_thinking: bool, tools: Sequence[Mapping
     )
 
 
+def observation(texts: Sequence[str], enable_thinking: bool) -> list[Segment]:
+    """What tools answered to an assistant that closed its turn with `<|observation|>`, from there up to where it writes
+    again."""
+    messages: list[Message] = [{"role": "tool", "content": text} for text in texts]
+    segments = render(messages, (), enable_thinking=enable_thinking, add_generation_prompt=True)
+    opening = next(number for number, segment in enumerate(segments) if segment.text == "<|observation|>")
+    return segments[opening + 1 :]
+
+
 def answer_of(text: str) -> str:
     """The answer in what an assistant wrote: after its reasoning and before the token that closes the turn; "" for
     unfinished reasoning."""

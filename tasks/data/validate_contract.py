@@ -79,7 +79,7 @@ def check_files(
         frame = _read_array(subject.path(table.files), table.columns)
         return check_table(table, frame), len(frame)
     is_one_small = files[0].uri.endswith(f"/{table.files}") and files[0].size <= MAX_LOCAL_BYTES
-    if resources.master.startswith("local") and not files[0].uri.startswith(S3):
+    if resources.is_local and not files[0].uri.startswith(S3):
         checked = check_files_by_pandas(files, table, max_pandas_bytes)
     elif is_one_small:
         checked = check_files_by_pandas([given_file(subject.path(table.files))], table, max_pandas_bytes)

@@ -72,7 +72,7 @@ CONTEXT: dict[str, Any] = {
 
 def dataset_description(graph: ManifestGraph, lineage: ModelLineage) -> dict[str, Any]:
     """The description as JSON-LD. Raises ValueError for a version that was trained on no shards of the store."""
-    texts = dict(_texts(graph, lineage))
+    texts = dict(shard_texts(graph, lineage))
     if not texts:
         raise ValueError(
             f"{lineage.model} version {lineage.version} was trained on no texts that store {graph.store.uri} holds: "
@@ -96,22 +96,24 @@ def dataset_description(graph: ManifestGraph, lineage: ModelLineage) -> dict[str
     }
 
 
-def _texts(graph: ManifestGraph, lineage: ModelLineage) -> Iterator[tuple[str, Manifest]]:
+def shard_texts(graph: ManifestGraph, lineage: ModelLineage) -> Iterator[tuple[str, Manifest]]:
+    """The artifacts whose texts a version's shards were cut from, by the names of the inputs."""
     keys = {step.key for step in lineage.steps if step.step in SHARD_INPUTS}
     for shards in graph.made_by(*SHARD_INPUTS):
         for name in SHARD_INPUTS[shards.step] if shards.key in keys else ():
             made = graph.input_of(shards, name)
-            if made is not None and _parts(made):
+            if made is not None and text_parts(made):
                 yield name, made
 
 
-def _parts(manifest: Manifest) -> list[str]:
+def text_parts(manifest: Manifest) -> list[str]:
+    """The files of an artifact that hold texts."""
     return sorted(name for name in manifest.content if name.startswith(TEXT_DIRECTORIES))
 
 
 def _distribution(name: str, manifest: Manifest) -> Iterator[dict[str, Any]]:
     """Every part, and the set of them all."""
-    parts = _parts(manifest)
+    parts = text_parts(manifest)
     for part in parts:
         entry = manifest.content[part]
         yield {
@@ -138,7 +140,7 @@ def _address(manifest: Manifest, part: str) -> str:
 def _schema(graph: ManifestGraph, manifest: Manifest) -> pa.Schema:
     import pyarrow.parquet as pq
 
-    return pq.read_schema(graph.open(manifest).path(_parts(manifest)[0]))
+    return pq.read_schema(graph.open(manifest).path(text_parts(manifest)[0]))
 
 
 def _record_set(name: str, schema: pa.Schema) -> dict[str, Any]:

@@ -5,12 +5,13 @@ Reads manifests and the registry; changes nothing (flows/cli/evidence/forget_doc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from infra.registry.model_registry import DIGEST_TAG, GGUF_TAG
+from infra.registry.model_registry import CHAMPION, DIGEST_TAG, GGUF_TAG
 from infra.registry.registered_versions import NamedVersion
 from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
@@ -21,6 +22,7 @@ from tasks.lineage.trace_document import Descendant, DocumentLineage, TrainedOn,
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MAX_SHOWN = 8
 TEXT_FILES = "documents/"
 FILTER_STEP = "filter_documents"
 DOCUMENT_STEPS = ("extract_documents", "remove_boilerplate", FILTER_STEP)
@@ -51,15 +53,20 @@ class TakeDown(BaseModel):
     trained: tuple[TrainedOn, ...]
     models: tuple[Descendant, ...]
     reruns: tuple[Rerun, ...]
-    """For the newest of the models; none where no phase was trained on the text."""
+    """For the champion if it is one of the models, else for the newest; none where no phase was trained on the
+    text."""
 
     def describe(self) -> str:
         """Lines for a terminal."""
-        lines = [f"{self.asked}: {len(self.ids)} documents: {', '.join(self.ids)}"]
+        more = f" and {len(self.ids) - MAX_SHOWN:,} more" if len(self.ids) > MAX_SHOWN else ""
+        lines = [f"{self.asked}: documents {', '.join(self.ids[:MAX_SHOWN])}{more}"]
         lines += [f"  held by {', '.join(self.holders)}"]
         lines += [f"  dropped as {BLOCKED} in an earlier run: {', '.join(self.blocked)}"] if self.blocked else []
         lines += [f"  a duplicate of it stays: {identity}" for identity in self.copies]
-        lines += [f"  trained in {use.phase}: {use.num_tokens:,} tokens of {use.shard}" for use in self.trained]
+        tokens: Counter[str] = Counter()
+        for use in self.trained:
+            tokens[use.phase] += use.num_tokens
+        lines += [f"  trained in {phase}: {count:,} tokens" for phase, count in tokens.items()]
         for model in self.models:
             named = f"{model.model} version {model.version}" if model.model else f"no version ({model.digest[:12]})"
             lines.append(f"  in {model.phase}: {named}{''.join(f' = {alias}' for alias in model.aliases)}")
@@ -139,20 +146,27 @@ def _copies(lineages: Iterable[DocumentLineage], ids: tuple[str, ...]) -> tuple[
 def _holders(graph: ManifestGraph, ids: tuple[str, ...]) -> list[Manifest]:
     import pyarrow.dataset as dataset
 
-    makers = [made for made in graph.by_digest.values() if any(name.startswith(TEXT_FILES) for name in made.content)]
-    return [made for made in makers if _rows(graph, made, dataset.field("id").isin(ids)).num_rows]
+    makers = {
+        digest: made
+        for digest, made in graph.by_digest.items()
+        if any(name.startswith(TEXT_FILES) for name in made.content)
+    }
+    is_meant = dataset.field("id").isin(ids)
+    in_order = (made for made in graph.ancestors(*makers.values()) if made.digest in makers)
+    return [made for made in in_order if _rows(graph, made, is_meant).num_rows]
 
 
 def _reruns(graph: ManifestGraph, versions: list[NamedVersion], models: tuple[Descendant, ...]) -> Iterable[Rerun]:
-    """The steps from the filter on that the newest affected version was made by."""
-    affected = {model.digest for model in models}
-    newest = [version for version in versions if version.registered.tags.get(DIGEST_TAG) in affected]
-    if not newest:
+    """The steps from the filter on that the champion, or the newest affected version, was made by."""
+    digests = {model.digest for model in models}
+    affected = [version for version in versions if version.registered.tags.get(DIGEST_TAG) in digests]
+    affected.sort(key=lambda version: CHAMPION in version.aliases)
+    if not affected:
         ends = [graph.by_digest[model.digest] for model in models[-1:]]
-    elif GGUF_TAG in newest[-1].registered.tags:
-        ends = list(released_artifacts(graph, newest[-1]).values())
+    elif GGUF_TAG in affected[-1].registered.tags:
+        ends = list(released_artifacts(graph, affected[-1]).values())
     else:
-        ends = [graph.by_digest[newest[-1].registered.digest]]
+        ends = [graph.by_digest[affected[-1].registered.digest]]
     changed: set[str] = set()
     for made in graph.ancestors(*ends):
         if made.step == FILTER_STEP or changed & set(made.identity["inputs"].values()):

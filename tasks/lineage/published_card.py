@@ -33,7 +33,8 @@ def published_card(graph: ManifestGraph, version: NamedVersion) -> str:
         )
     evaluation = graph.input_of(decision, "evaluation")
     assert evaluation is not None, decision.key
-    figures = {name: evaluation.record[name] for name in FIGURES if evaluation.record[name] is not None}
+    measured = ((name, evaluation.record.get(name)) for name in FIGURES)  # an older version measured fewer
+    figures = {name: value for name, value in measured if value is not None}
     suite = evaluation.record["suite_digest"]
     metadata = ModelCardData(
         model_name=f"{version.model}-{version.registered.version}",

@@ -11,6 +11,7 @@ from infra.registry.model_registry import DIGEST_TAG
 from infra.registry.registered_versions import NamedVersion
 from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
+from tasks.data.problems.environment_tasks import TASK_SOURCE
 from tasks.data.problems.synthesize_problems import CHAT_SOURCE, EVALUATION_SOURCE, HELD_OUT_SOURCE, PROMPT_SOURCE
 from tasks.data.records.documents import document_id
 from tasks.lineage.trained_phases import (
@@ -35,6 +36,7 @@ FIRST_SEEN = {
         "documents/*": "document",
         "chats.parquet": "conversation",
         PROMPTS_FILE: "prompt",
+        "tasks.parquet": "task of an environment",
         "problems.parquet": "evaluated problem",
         "held_out.parquet": "held-out problem",
         "safety.parquet": "held-out request",
@@ -187,6 +189,7 @@ def _problem_position(manifest: Manifest, identity: str) -> tuple[str, int]:
     """Source and number of a synthetic problem, whose rows hold only the id."""
     counts = {
         PROMPT_SOURCE: "num_prompts",
+        TASK_SOURCE: "num_tasks",
         EVALUATION_SOURCE: "num_evaluation_problems",
         CHAT_SOURCE: "num_chats",
         HELD_OUT_SOURCE: "num_held_out_problems",

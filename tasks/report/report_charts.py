@@ -9,6 +9,8 @@ from html import escape
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 980, 64, 16, 26, 30
 CURVE_HEIGHT = 280
+SMALL_WIDTH, SMALL_HEIGHT = 400, 190
+"""Of pictures that stand beside each other."""
 MAX_TICKS = 5
 ROW_HEIGHT = 22
 MAX_STRIP_CELLS = 160
@@ -39,7 +41,14 @@ class Span:
     stop: float
 
 
-def curves(x_label: str, y_label: str, lines: Sequence[Line], spans: Sequence[Span] = ()) -> str:
+def curves(
+    x_label: str,
+    y_label: str,
+    lines: Sequence[Line],
+    spans: Sequence[Span] = (),
+    width: int = WIDTH,
+    height: int = CURVE_HEIGHT,
+) -> str:
     """Lines over one pair of axes; every other span is shaded. Raises ValueError where a line has no finite point."""
     finite = [[(x, y) for x, y in line.points if math.isfinite(y)] for line in lines]
     for line, points in zip(lines, finite, strict=True):
@@ -48,8 +57,9 @@ def curves(x_label: str, y_label: str, lines: Sequence[Line], spans: Sequence[Sp
     xs = [x for points in finite for x, _ in points] + [end for span in spans for end in (span.start, span.stop)]
     ys = [y for points in finite for _, y in points]
     step = _tick(max(ys) - min(ys))
-    axis = _Axis(min(xs), max(xs), math.floor(min(ys) / step) * step, math.ceil(max(ys) / step) * step, CURVE_HEIGHT)
-    parts = [_shade(axis, spans, CURVE_HEIGHT - TOP - BOTTOM), _grid(axis, step)]
+    low, high = math.floor(min(ys) / step) * step, math.ceil(max(ys) / step) * step
+    axis = _Axis(min(xs), max(xs), low, high, height, width)
+    parts = [_shade(axis, spans, height - TOP - BOTTOM), _grid(axis, step)]
     for line, points in zip(lines, finite, strict=True):
         path = " ".join(f"{x},{y}" for x, y in (axis.point(*point) for point in points))
         parts.append(
@@ -59,11 +69,8 @@ def curves(x_label: str, y_label: str, lines: Sequence[Line], spans: Sequence[Sp
         )
     named = list({(line.name, line.colour): line for line in lines})
     legend = " ".join(f'<tspan fill="var(--{colour})">■ {escape(name)}</tspan>' for name, colour in named)
-    parts += [
-        _x_ends(axis, x_label, CURVE_HEIGHT),
-        _text(WIDTH / 2, CURVE_HEIGHT - 8, f"{legend} ({escape(y_label)})", "middle"),
-    ]
-    return _svg(CURVE_HEIGHT, y_label, parts)
+    parts += [_x_ends(axis, x_label, height), _text(width / 2, height - 8, f"{legend} ({escape(y_label)})", "middle")]
+    return _svg(height, y_label, parts, width)
 
 
 def strips(
@@ -130,20 +137,20 @@ def intervals(title: str, rows: Sequence[tuple[str, float, tuple[float, float] |
     return _svg(len(rows) * ROW_HEIGHT + 24, title, parts)
 
 
-def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
+def bars(title: str, rows: Sequence[tuple[str, float, str]], width: int = WIDTH) -> str:
     """Horizontal bars: name, length, and the text after the bar."""
     label_width = max(len(name) for name, _, _ in rows) * CHARACTER_WIDTH + 12
-    scale = (WIDTH - label_width - 90) / (max(length for _, length, _ in rows) or 1.0)
+    scale = (width - label_width - 90) / (max(length for _, length, _ in rows) or 1.0)
     parts = []
     for number, (name, length, figure) in enumerate(rows):
-        y, width = number * ROW_HEIGHT, round(max(length * scale, 1.0), 1)
+        y, extent = number * ROW_HEIGHT, round(max(length * scale, 1.0), 1)
         parts.append(_text(label_width - 8, y + 15, escape(name), "end"))
         parts.append(
-            f'<rect x="{label_width}" y="{y + 4}" width="{width}" height="{ROW_HEIGHT - 8}" rx="2" '
+            f'<rect x="{label_width}" y="{y + 4}" width="{extent}" height="{ROW_HEIGHT - 8}" rx="2" '
             f'fill="var(--accent)"/>'
         )
-        parts.append(_text(label_width + width + 6, y + 15, escape(figure)))
-    return _svg(len(rows) * ROW_HEIGHT + 4, title, parts)
+        parts.append(_text(label_width + extent + 6, y + 15, escape(figure)))
+    return _svg(len(rows) * ROW_HEIGHT + 4, title, parts, width)
 
 
 @dataclass(frozen=True)
@@ -153,11 +160,14 @@ class _Axis:
     low: float
     high: float
     height: int
+    width: int = WIDTH
 
     def point(self, x: float, y: float) -> Point:
         across = (x - self.left) / (self.right - self.left) if self.right > self.left else 0.5
         up = (y - self.low) / (self.high - self.low) if self.high > self.low else 0.5
-        return round(LEFT + across * (WIDTH - LEFT - RIGHT), 1), round(TOP + (1 - up) * (self.height - TOP - BOTTOM), 1)
+        return round(LEFT + across * (self.width - LEFT - RIGHT), 1), round(
+            TOP + (1 - up) * (self.height - TOP - BOTTOM), 1
+        )
 
 
 def _shade(axis: _Axis, spans: Sequence[Span], height: float) -> str:
@@ -184,13 +194,13 @@ def _grid(axis: _Axis, step: float) -> str:
     for number in range(round((axis.high - axis.low) / step) + 1):
         value = axis.low + number * step
         _, y = axis.point(axis.left, value)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="var(--line)"/>')
+        parts.append(f'<line x1="{LEFT}" x2="{axis.width - RIGHT}" y1="{y}" y2="{y}" stroke="var(--line)"/>')
         parts.append(_text(LEFT - 8, y + 4, f"{value:,.6g}", "end"))
     return "".join(parts)
 
 
 def _x_ends(axis: _Axis, x_label: str, height: int) -> str:
-    right = _text(WIDTH - RIGHT, height - 8, f"{axis.right:,.0f} {escape(x_label)}", "end")
+    right = _text(axis.width - RIGHT, height - 8, f"{axis.right:,.0f} {escape(x_label)}", "end")
     return _text(LEFT, height - 8, f"{axis.left:,.0f}") + right
 
 
@@ -213,5 +223,5 @@ def _text(x: float, y: float, content: str, anchor: str = "start") -> str:
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{content}</text>'
 
 
-def _svg(height: float, label: str, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+def _svg(height: float, label: str, parts: Sequence[str], width: int = WIDTH) -> str:
+    return f'<svg viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'

@@ -28,7 +28,7 @@ def data_section(data: PreparedData) -> str:
             ""
             if documents is None
             else heading("Documents")
-            + bars("Documents after each stage", _funnel_bars(data, documents))
+            + bars("Documents after each stage", funnel_bars(data, documents))
             + table(("stage", "what", "number"), funnel_rows(data))
             + _clusters(documents)
             + _examples(data, documents)
@@ -71,8 +71,8 @@ def funnel_rows(data: PreparedData) -> list[tuple[str, str, int]]:
     ]
 
 
-def _funnel_bars(data: PreparedData, documents: PreparedDocuments) -> list[tuple[str, float, str]]:
-    """Documents after each stage that drops some, and how many it dropped."""
+def funnel_bars(data: PreparedData, documents: PreparedDocuments) -> list[tuple[str, float, str]]:
+    """Documents after each stage that drops some: name, number, and the number as text with how many it dropped."""
     counts = [
         ("ingest, records", data.ingested.record.num_documents, {}),
         ("extract", documents.extracted.record.num_documents, {}),

@@ -21,7 +21,7 @@ main { max-width: 1040px; margin: 0 auto; padding: 40px 24px 64px; }
 h1 { font-size: 28px; line-height: 1.25; margin: 0 0 4px; } h2 { font-size: 19px; margin: 0 0 12px; }
 h3 { font-size: 15px; margin: 24px 0 8px; }
 p { margin: 0 0 10px; } .soft { color: var(--soft); } .good { color: var(--good); } .bad { color: var(--bad); }
-nav { margin: 14px 0 0; font-size: 14px; } nav a { color: var(--accent); text-decoration: none; margin-right: 16px; white-space: nowrap; }
+nav { margin: 14px 0 0; font-size: 14px; display: flex; flex-wrap: wrap; } nav a { color: var(--accent); text-decoration: none; margin-right: 16px; white-space: nowrap; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 20px 22px; margin-top: 20px;
           overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; margin: 0 0 12px; }
@@ -45,6 +45,9 @@ blockquote { margin: 6px 0 10px; padding: 6px 12px; border-left: 3px solid var(-
 .chip.good { border-color: var(--good); } .chip.bad { border-color: var(--line); color: var(--soft); }
 ul.tree { list-style: none; margin: 0; padding-left: 18px; border-left: 1px solid var(--line); }
 ul.tree li { margin: 4px 0; } main > section > ul.tree { border-left: 0; padding-left: 0; }
+.lead { margin-top: 16px; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 20px; } figure { margin: 0; }
+figcaption { font-weight: 600; font-size: 14px; margin-bottom: 6px; }
 svg { display: block; width: 100%; height: auto; margin: 4px 0 12px; } svg text { fill: var(--soft); font-size: 12px; }
 svg text.strong { fill: var(--ink); }
 @media print {
@@ -87,8 +90,8 @@ class Figure:
 Cell = str | int | float | Html | Figure
 
 
-def page(title: str, subtitle: str, ending: str, facts: Iterable[tuple[str, str]], sections: Iterable[Section]) -> str:
-    """The whole file. Titles and facts are texts; `ending`, HTML or empty, comes before everything else."""
+def page(title: str, subtitle: str, lead: str, facts: Iterable[tuple[str, str]], sections: Iterable[Section]) -> str:
+    """The whole file. Titles and facts are texts; `lead`, HTML or empty, comes before everything else."""
     shown = [section for section in sections if section.body]
     tiles = "".join(
         f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in facts
@@ -101,7 +104,7 @@ def page(title: str, subtitle: str, ending: str, facts: Iterable[tuple[str, str]
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main><h1>{escape(title)}</h1>"
-        f'<p class="soft">{escape(subtitle)}</p>{ending}'
+        f'<p class="soft">{escape(subtitle)}</p>{lead}'
         f'<div class="facts">{tiles}</div><nav>{links}</nav>\n{parts}\n</main></body></html>\n'
     )
 
@@ -119,6 +122,17 @@ def paragraph(text: str, style: str = "") -> str:
 def boxed(body: str, style: str) -> str:
     """HTML in a frame that is seen first; style: good or bad."""
     return f'<div class="box {style}">{body}</div>'
+
+
+def framed(body: str) -> str:
+    """Text above the figures, at a distance from what is before it."""
+    return f'<div class="lead">{body}</div>'
+
+
+def side_by_side(pictures: Iterable[tuple[str, str]]) -> str:
+    """Titled pictures in a row, one below the other on a narrow screen."""
+    cells = (f"<figure><figcaption>{escape(title)}</figcaption>{drawn}</figure>" for title, drawn in pictures)
+    return f'<div class="pictures">{"".join(cells)}</div>'
 
 
 def folded(summary: str, body: str, is_open: bool = False) -> str:

@@ -29,8 +29,13 @@ PARTS_OF_SOME = {
     "reward_score": "score of the reward model",
     "reference_kl": "nats per token from the reference",
     "explained_variance": "variance of the returns that the critic explains",
+    "episode_turns": "turns of an episode",
+    "tool_success": "tool calls without an error",
+    "tool_tokens": "tokens of tools in an episode",
+    "tool_timeouts": "tool calls per step that ran out of time",
+    "format_error_share": "episodes ended by an unreadable call",
 }
-"""Of phases with a reward model, or a critic."""
+"""Of phases with a reward model, a critic, or environments."""
 SMOOTHED_STEPS = 10
 NUM_SAMPLE_GROUPS = 4
 """Number of groups that are shown of the first and of the last logged step."""
@@ -223,7 +228,7 @@ def samples(checkpoint: Artifact[Any]) -> str:
         shown = [group for group in groups if group["step"] == step][:NUM_SAMPLE_GROUPS]
         body = "".join(
             paragraph(f"{group['question']}  (right: {shortened(group['answer'])})")
-            + chips((_visible(text), "good" if reward > 0 else "bad") for text, reward in _rewarded(group))
+            + chips((visible(text), "good" if reward > 0 else "bad") for text, reward in _rewarded(group))
             for group in shown
         )
         parts.append(
@@ -240,6 +245,6 @@ def _rewarded(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
     return zip(group["samples"], group["rewards"], strict=True)
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """The text with a visible sign for line ends, and one for an empty text."""
     return text.strip("\n").replace("\n", " ⏎ ") or "(empty)"

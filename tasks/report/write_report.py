@@ -28,6 +28,7 @@ from tasks.report.report_lineage import (
 )
 from tasks.report.report_page import Section, page, table
 from tasks.report.report_pairs import pairs_section
+from tasks.report.report_summary import overview_section, summary
 from tasks.report.report_training import training_section
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def write_report(
     released = [each for each in (gguf_evaluation, *scored, quantization_decision, decision) if each is not None]
     stages = named_stages(data, phases, released)
     sections = [
+        Section("In short", overview_section(data, phases)),
         Section("Verdicts", verdict_section(phases, verdicts, decision)),
         Section("Evaluation", evaluation_section(phases)),
         Section("Preference pairs", pairs_section(phases)),
@@ -83,9 +85,8 @@ def write_report(
         f"checkpoint {last.checkpoint.digest[:DIGITS]} of phase {last.name}, export "
         f"{last.checkpoint.record.export_digest[:DIGITS]}"
     )
-    text = page(
-        "glm46 report", subtitle, ending(phases, verdicts, bool(released)), _facts(data, phases, accepted), sections
-    )
+    lead = ending(phases, verdicts, bool(released)) + summary(data, phases, verdicts)
+    text = page("glm46 report", subtitle, lead, _facts(data, phases, accepted), sections)
     output.path(REPORT_FILE).write_text(text, encoding="utf-8")
     output.path(MODEL_CARD_FILE).write_text(model_card(data, phases.path, verdicts), encoding="utf-8")
     output.path(DATA_CARD_FILE).write_text(data_card(data), encoding="utf-8")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
 import yaml
 
 from configs.schema import ContractRecipe
-from data_contracts.runner import CONTRACTS_DIR, check_table, read_contract
+from data_contracts.runner import CONTRACTS_DIR, ContractTable, check_table, read_contract
 from infra.step import Artifact, Output, Record, step
 from tasks.data.validate_contract import ContractViolationError, check_files, validate_contract
 from tests.support.data_inputs import RESOURCES, compute
@@ -292,3 +293,16 @@ def test_a_changed_contract_file_changes_the_key_of_its_check_alone(toy):
     }
     assert len(keys) == 2
     assert "data_contracts" not in str(write_toy_table.identity(None, {}))
+
+
+def test_contracts_that_threads_check_at_the_same_time_are_not_mixed_up():
+    def found(length: int) -> set[str]:
+        table = ContractTable(
+            f"{length}.parquet", ("id",), ({"type": "expect_column_values_to_be_null", "column": "id"},)
+        )
+        (finding,) = check_table(table, pd.DataFrame({"id": [f"{length}"] * length}))
+        return {finding.table, finding.observed}
+
+    lengths = range(1, 9)
+    with ThreadPoolExecutor(len(lengths)) as threads:
+        assert list(threads.map(found, lengths)) == [{f"{n}.parquet", f"{n} of {n} rows"} for n in lengths]

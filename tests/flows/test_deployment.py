@@ -16,16 +16,18 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import psutil
 import pytest
 
+from flows.cli.deployment import become_worker
 from infra.child_process import free_port, take_port
 from infra.home import Home
 from infra.servers.databases import MLFLOW_DATABASE, PREFECT_DATABASE, mlflow_database
 from tests.conftest import ROOT
-from tests.support.pipeline import glm46
+from tests.support.pipeline import command, glm46
 from tests.support.postgres import PASSWORD, needs_postgres, postgres
 
 FLOW_TIMEOUT_SECONDS = 240
@@ -69,9 +71,9 @@ class Deployed:
                 return self.api(path, body, deadline, **headers)
             raise ValueError(error.read().decode()) from None
 
-    def start(self, **parameters: str) -> str:
-        """Id of a new run of glm46/full-pipeline."""
-        deployment = self.api("deployments/name/glm46/full-pipeline")["id"]
+    def start(self, deployment_name: str = "full-pipeline", **parameters: str) -> str:
+        """Id of a new run of a deployment."""
+        deployment = self.api(f"deployments/name/glm46/{deployment_name}")["id"]
         return self.api(
             f"deployments/{deployment}/create_flow_run", {"parameters": parameters, "enforce_parameter_schema": True}
         )["id"]
@@ -122,6 +124,39 @@ def test_a_wrong_choice_is_refused_before_a_run_exists(name, value, allowed, dep
 def test_a_missing_directory_fails_at_once_and_says_so(deployed, tmp_path):
     failed = deployed.wait(deployed.start(scale="micro", data=str(tmp_path / "absent")), "Failed")
     assert f"{tmp_path / 'absent'} is not on this machine" in failed["state"]["message"]
+
+
+def test_a_worker_of_another_home_runs_what_is_requested_for_its_site(deployed, tmp_path):
+    """As on a login node: it knows the servers by the file environment.sh only."""
+    assert {pool["name"]: pool["type"] for pool in deployed.api("work_pools/filter", {})} == dict.fromkeys(
+        ("local", "slurm", "kubernetes"), "process"
+    )
+    words = " ".join(map(quote, command("worker", "slurm")))
+    shell = f". {quote(str(deployed.home))}/run/environment.sh; exec {words}"
+    environment = {**os.environ, "GLM46_HOME": str(tmp_path / "site"), "PYTHONPATH": str(ROOT)}
+    with open(tmp_path / "log", "wb") as log:
+        worker = subprocess.Popen(["sh", "-c", shell], env=environment, stdout=log, stderr=log)
+    try:
+        here = deployed.start("full-pipeline-slurm", scale="micro", until="prepare_data")
+        failed = deployed.wait(here, "Failed")
+        assert (
+            f"GLM46_HOME is {tmp_path / 'site'}, the servers are those of {deployed.home}"
+            in (failed["state"]["message"])
+        ), (tmp_path / "log").read_text()
+        assert failed["work_pool_name"] == "slurm"
+        (named,) = deployed.api("work_pools/slurm/workers/filter", {})
+        assert named["name"].startswith("slurm-")
+    finally:
+        worker.terminate()
+        worker.wait(timeout=60)
+
+
+def test_a_worker_without_servers_or_of_no_site_is_refused_with_the_fix(home, monkeypatch):
+    with pytest.raises(ValueError, match="site moon: those with a worker of their own are slurm, kubernetes"):
+        become_worker(home, "moon")
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with pytest.raises(ValueError, match=r"PREFECT_API_URL is not set: source the file run/environment\.sh"):
+        become_worker(home, "slurm")
 
 
 def test_a_killed_flow_run_and_worker_come_back(deployed):

@@ -87,6 +87,17 @@ def test_doctor_reads_every_file_of_the_store(micro):
     assert json.loads(result.stdout)["passed"]
 
 
+def test_the_champions_evidence_is_what_the_store_holds(micro, tmp_path):
+    _, home = micro
+    evidence = tmp_path / "evidence"
+    written = glm46("evidence", "champion", "--scale", "micro", "--output", str(evidence), home=home)
+    assert written.exit_code == 0, written.stderr
+    verified = glm46("verify", str(evidence), "--json", home=home)
+    found = json.loads(verified.stdout)
+    assert (verified.exit_code, found["problems"], found["recomputed"]) == (0, [], []), verified.stderr
+    assert found["num_subjects"] > 10 and found["num_steps"] > 30
+
+
 def test_an_edited_comment_is_cached_and_an_edited_helper_runs_its_dependents_only(micro, tmp_path):
     first, home = micro
     tree = tmp_path / "tree"
@@ -107,6 +118,17 @@ def test_an_edited_comment_is_cached_and_an_edited_helper_runs_its_dependents_on
     assert edited.digests["filter_documents"] == first.digests["filter_documents"], (
         "the same output has the same digest"
     )
+
+
+@pytest.mark.long
+def test_a_stranger_who_runs_the_scale_again_gets_the_digests_of_the_statement(micro, tmp_path):
+    _, home = micro
+    evidence = tmp_path / "evidence"
+    glm46("evidence", "champion", "--scale", "micro", "--output", str(evidence), home=home)
+    verified = glm46("verify", str(evidence), "--rebuild", "micro", home=home)
+    assert verified.exit_code == 0, verified.stdout + verified.stderr
+    lines = [line for line in verified.stdout.splitlines() if line.endswith("same digest")]
+    assert len(lines) > 25 and sum(line.startswith("train_phase ") for line in lines) == 4
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 import pytest
@@ -36,10 +37,29 @@ def test_a_stage_that_reports_nothing_is_seen_to_run(is_terminal):
 
 def test_the_course_of_the_loss_is_drawn_once_per_step():
     log = log_to(io.StringIO(), is_terminal=False)
-    for done, loss in ((1, 8.0), (2, 4.5), (2, 4.5), (3, 1.0)):
-        line = log.progress("train", Progress(done, 10, "tokens", f"loss {loss}", loss))
-    assert line.endswith("loss 1.0 █▅▁")
-    assert log.progress("evaluate", Progress(1, 2, "windows")).endswith("windows"), "another stage starts anew"
+    with log.running("train"):
+        for done, loss in ((1, 8.0), (2, 4.5), (2, 4.5), (3, 1.0)):
+            line = log.progress("train", Progress(done, 10, "tokens", f"loss {loss}", loss))
+        assert line.endswith("loss 1.0 █▅▁")
+        other = log.progress("train", Progress(1, 2, "windows"), "held out")
+        assert other == "train, held out: 1 of 2 windows", "another part starts anew"
+
+
+@pytest.mark.parametrize(("is_terminal", "between"), [(True, " | "), (False, "\n")])
+def test_stages_that_run_side_by_side_are_shown_beside_each_other(is_terminal, between):
+    text = io.StringIO()
+    log = log_to(text, is_terminal=is_terminal)
+    shown = re.compile(rf"evaluate W4A16: 30 of 90[^|\n]*{re.escape(between)} *evaluate FP8: 3 of 9")
+    with log.running("evaluate W4A16"), log.running("evaluate FP8"):
+        log.progress("evaluate FP8", Progress(3, 9, "windows"))
+        log.progress("evaluate W4A16", Progress(30, 90, "windows"))
+        while not shown.search(text.getvalue()):
+            time.sleep(0.01)
+    with log.running("gate"):
+        text.truncate(0)
+        while "gate, " not in text.getvalue():
+            time.sleep(0.01)
+        assert "evaluate" not in text.getvalue(), "they have ended"
 
 
 def test_a_sparkline_holds_any_number_of_values():

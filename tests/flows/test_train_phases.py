@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -32,19 +33,23 @@ def scale():
 @pytest.fixture
 def train(scale, monkeypatch):
     """Runs the phases with steps that record (phase, weights it started from, evaluation it is compared with).
-    `train.judges` has the reward model of each phase."""
+    `train.judges` has the reward model of each phase; phases of `meet` are trained only at the same time."""
     seen, named = [], {}
 
     def run_step(run, step, *, stage, start, reward_model, **inputs):
-        named[stage.removeprefix("train ")] = reward_model and reward_model.digest
-        seen.append([stage.removeprefix("train "), start and start.digest])
-        return artifact(stage.removeprefix("train "))
+        name = stage.removeprefix("train ")
+        named[name] = reward_model and reward_model.digest
+        seen.append([name, start and start.digest])
+        for names, meeting in run.meetings.items():
+            if name in names:
+                meeting.wait()
+        return artifact(name)
 
     def reasons(run, phase):
         return ("too low",) if phase.name in run.refused else ()
 
     def assess(run, prepared, phase, checkpoint, packed, start_evaluation, run_id, pairs):
-        seen[-1].append(start_evaluation)
+        next(each for each in seen if each[0] == phase.name).append(start_evaluation)
         figures = f"figures of {phase.name}"
         return AssessedModel(phase, packed, checkpoint, figures, None, "1", run_id, reasons(run, phase))
 
@@ -66,13 +71,14 @@ def train(scale, monkeypatch):
         chat_shards=artifact("chats"),
     )
 
-    def run(first=None, start=None, refused=(), until=None, scale=scale):
+    def run(first=None, start=None, refused=(), until=None, scale=scale, meet=()):
         seen.clear()
         window = choose_stages(scale, first, start, until)
         rows = {phase.name: artifact("rows") for phase in window.phases}
         pairs = {phase.name: artifact("pairs") for phase in window.phases if phase.recipe.reads_pairs}
         history = PhaseHistory(None if start is None else artifact(start), rows, pairs)
-        run = SimpleNamespace(scale=scale, mlflow="", refused=refused)
+        meetings = {names: threading.Barrier(len(names), timeout=60) for names in meet}
+        run = SimpleNamespace(scale=scale, mlflow="", refused=refused, meetings=meetings)
         return flow.train_phases(run, prepared, window.phases, history), list(map(tuple, seen))
 
     run.judges = named
@@ -156,3 +162,22 @@ def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(mo
 def test_a_refused_branch_ends_the_run(train):
     history, trained = train(refused=("reward_model",))
     assert trained[-1][0] == "reward_model" and history.reasons == ("too low",)
+
+
+def test_branches_on_nodes_are_trained_at_the_same_time_and_named_in_the_order_of_the_scale(train, scale):
+    values = scale.model_dump(mode="json")
+    for phase in values["phases"]:
+        phase["resources"]["launcher"] = "slurm"
+    here, _ = train()
+    history, trained = train(
+        scale=Scale(**values), meet=(("mid_reasoning", "mid_domain"), ("reward_model", "rl_reasoning"))
+    )
+    assert [model.phase.name for model in history.models] == [model.phase.name for model in here.models]
+    assert history.candidate.phase.name == "rl_reasoning"
+    starts = dict(each[:2] for each in trained)
+    assert (starts["mid_domain"], starts["sft"], starts["reward_model"]) == ("pretrain_general", "mid_reasoning", "sft")
+    refused, trained = train(
+        scale=Scale(**values), meet=(("mid_reasoning", "mid_domain"),), refused=("mid_reasoning", "mid_domain")
+    )
+    assert sorted(name for name, *_ in trained) == ["mid_domain", "mid_reasoning", "pretrain_general"]
+    assert refused.reasons == ("too low",) * 2

@@ -37,7 +37,9 @@ Toy = tuple[str, dict[str, Any]]
 """Command line, and constants of the module; those of a model recipe are changed in SMALL."""
 TOYS: dict[str, Toy] = {
     "data.embedding": ("", {"NUM_DOCUMENTS": 2, "NUM_ROUNDS": 1}),
+    "training.collapse": ("--steps 1 --seeds 1", {"WARM_STEPS": 1, "STALE_STEPS": 1}),
     "training.checkpoint_pause": ("--rounds 1 --steps 2 --interval 1", {"BATCH": 1, "LENGTH": 16, "RECIPE": SMALL}),
+    "training.checkpoint_shares": ("scaled_down", {}),
     "training.generate": ("--rounds 1 --new-tokens 4 --training-steps 2", {"BATCHES": (1, 2), "RECIPE": SMALL}),
     "training.likelihood": ("--questions 3 --shots 1", {"RECIPE": SMALL}),
     "training.muon": (

@@ -10,7 +10,7 @@ from infra.registry.model_registry import DIGEST_TAG, find_version
 from infra.servers.databases import mlflow_database
 from infra.storage.open_store import open_store
 from tasks.data.filtering.blocked_documents import read_block_list
-from tests.support.toy_release import DOCUMENTS, MODEL, ToyRelease, make_release
+from tests.lineage.toy_release import DOCUMENTS, MODEL, ToyRelease, make_release
 
 ONE, ONE_MORE, TWO, COPY = (row["id"] for row in DOCUMENTS)
 

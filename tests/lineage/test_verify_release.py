@@ -19,13 +19,15 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from flows.cli.evidence.rebuild_release import rebuild_release
 from flows.cli.evidence.write_evidence import evidence_files
 from infra.home import Home
 from infra.signed_envelope import PASSPHRASE_VARIABLE, read_private_key, read_public_key, sign
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
-from tasks.lineage.verify_release import ENVELOPE_FILE, PROVENANCE_FILE, verify_release
-from tests.support.toy_release import make_release
+from tasks.lineage.compare_builds import compare_builds
+from tasks.lineage.verify_release import ENVELOPE_FILE, PROVENANCE_FILE, read_statement, verify_release
+from tests.lineage.toy_release import make_release
 
 NUM_CHANGES = 100
 
@@ -188,3 +190,27 @@ def test_a_key_that_cannot_sign_is_one_sentence_without_the_key(tmp_path, key, m
     with pytest.raises(ValueError, match="holds no private key in PEM") as refused:
         read_private_key(public)
     assert "BEGIN" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "differences"), [(12, {}), (13, {"train_phase": "recipe num_tokens: 12 -> 13"})]
+)
+def test_a_second_build_is_compared_step_by_step_and_what_differs_is_named(written, tmp_path, num_tokens, differences):
+    other = open_store(str(tmp_path / "store"), Home(tmp_path / "home"))
+    make_release(other, num_tokens)
+    compared = compare_builds(read_statement(written / "evidence"), read_manifest_graph(other))
+    assert {each.step: each.difference for each in compared if each.difference} == differences
+    assert [each.step for each in compared][-2:] == ["train_phase", "convert_to_gguf"], "the decision is left out"
+    (other.root / "manifests" / f"{keys_of(other)['pack_phase']}.json").unlink()
+    compared = compare_builds(read_statement(written / "evidence"), read_manifest_graph(other))
+    missing = {each.step for each in compared if each.difference == "the other run did not come to this step"}
+    assert missing == {"pack_phase"}
+
+
+def keys_of(store) -> dict[str, str]:
+    return {made.step: made.key for made in store.iterate_manifests()}
+
+
+def test_another_scale_is_no_rebuild(written):
+    with pytest.raises(ValueError, match=r"--rebuild tiny makes glm46-tiny, and .* is about glm46-micro"):
+        rebuild_release(written / "evidence", "tiny", None)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
 from configs.schema import AdapterRecipe
-from model.architecture.adapters import add_adapters, is_frozen, merged_weight, scaling_of
+from model.architecture.adapters import AdaptedLinear, add_adapters, is_frozen, merged_weight, scaling_of
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
 from tasks.training.state.adapter_export import MergedTensors, write_adapter
@@ -19,8 +19,8 @@ from tests.support.model_recipes import AIR, GLM46, random_model
 from tests.support.saved_models import from_checkpoint_tensors, save_checkpoint
 
 EVERYTHING = ("attention", "dense_mlp", "shared_experts", "routed_experts")
-LORA = AdapterRecipe(kind="lora", rank=3, alpha=6.0, targets=EVERYTHING)
-DORA = AdapterRecipe(kind="dora", rank=3, alpha=6.0, targets=("attention",))
+LORA = AdapterRecipe(kind="lora", rank=3, alpha=6.0, dropout=0.0, targets=EVERYTHING)
+DORA = AdapterRecipe(kind="dora", rank=3, alpha=6.0, dropout=0.0, targets=("attention",))
 ADAPTERS = {
     "lora": LORA,
     "dora": DORA,
@@ -150,6 +150,43 @@ def test_peft_computes_the_same_logits_from_the_written_adapter(recipe, adapter,
     saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == adapter.rank
     assert len(saved) == sum(".lora_" in name for name in checkpoint_shapes(model))
+
+
+def hashed(value: int) -> int:
+    """splitmix64's finalizer on integers that are never negative."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        value = (value ^ value >> shift) * factor % 2**64
+    return value ^ value >> 31
+
+
+def stays(seed: int, row: int, position: int, matrix: int, feature: int, rate: float) -> bool:
+    golden_ratio = 0x9E3779B97F4A7C15
+    key = hashed((hashed((row + seed * golden_ratio) % 2**64) + position * golden_ratio) % 2**64)
+    return hashed((key + (feature + matrix * 2**32) * golden_ratio) % 2**64) % 2**24 >= rate * 2**24
+
+
+def test_dropout_leaves_out_inputs_by_seed_row_position_matrix_and_feature():
+    rate, rows_B, seed = 0.3, torch.tensor([5, 2**40]), 46
+    adapter = LORA.model_copy(update={"dropout": rate, "targets": ("attention", "dense_mlp")})
+    model = random_model(GLM46)
+    add_adapters(model, adapter, seed)
+    linears = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
+    last = linears[-1]
+    torch.nn.init.normal_(last.lora_A.weight), torch.nn.init.normal_(last.lora_B.weight)
+    input_BTI = torch.randn(2, 7, last.in_features, generator=torch.Generator().manual_seed(1))
+    kept_BTI = torch.tensor(
+        [
+            [[stays(seed, row, t, len(linears) - 1, i, rate) for i in range(last.in_features)] for t in range(7)]
+            for row in rows_B.tolist()
+        ]
+    )
+    assert kept_BTI.float().mean().item() == pytest.approx(1 - rate, abs=0.05)
+    model.begin_rows(rows_B, 7)
+    base_BTO = torch.nn.functional.linear(input_BTI, last.weight, last.bias)
+    for inputs_BTI, is_trained in ((input_BTI * kept_BTI / (1 - rate), True), (input_BTI, False)):
+        added_BTO = inputs_BTI @ last.lora_A.weight.t() @ last.lora_B.weight.t() * scaling_of(adapter)
+        last.train(is_trained)
+        torch.testing.assert_close(last(input_BTI), base_BTO + added_BTO, rtol=1e-4, atol=1e-5)
 
 
 def test_the_norms_of_dora_need_no_merged_matrix():

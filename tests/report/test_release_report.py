@@ -11,7 +11,7 @@ import pytest
 
 from infra.home import Home
 from infra.storage.open_store import open_store
-from tasks.evaluation.items import CHOICE, accuracy, read_items
+from tasks.evaluation.items import CHAT_PROBLEM, CHOICE, accuracy, read_items
 from tasks.evaluation.sample_solutions import SampledSolutions, best_of_k
 from tasks.report.dropped_examples import dropped_examples
 from tasks.report.report_charts import Line, Span, bars, curves, intervals, strips
@@ -93,6 +93,26 @@ def test_numbers_of_the_data_are_those_of_the_artifacts(report, data):
     for contract in data.contract_results:
         assert [contract.record.contract, "1,000", "11", "met", contract.digest[:12]] in rows
     assert any(row[:6] == ["python", "pretrain", "code", "PSF-2.0", "3", "6,000"] for row in rows)
+
+
+def test_first_screen_says_what_was_made_and_shows_answers_nobody_chose(report, data, phases):
+    text = report.path("report.html").read_text()
+    lead = re.sub("<[^>]*>", " ", text[: text.index('<div class="facts">')])
+    last = phases.last
+    assert f"{last.checkpoint.record.num_parameters:,} parameters" in lead and "from random weights" in lead
+    assert f"{phases.path.num_tokens:,} tokens, in {len(phases.path.phases)} phases" in lead
+    documents = data.documents.decontaminated.record.num_documents
+    assert f"{documents:,} documents" in lead and f"left of {data.ingested.record.num_documents:,} records" in lead
+    assert f"{last.evaluation.record.pass_at_1:.1%} right" in lead
+    rows = Cells(text).rows
+    asked = sorted(
+        (item for item in read_items(last.evaluation.path("items.parquet")) if item.kind == CHAT_PROBLEM),
+        key=lambda item: item.item_id,
+    )[:3]
+    header = next(number for number, row in enumerate(rows) if row[:1] == ["question"])
+    for item, row in zip(asked, rows[header + 1 :], strict=False):
+        assert row[-1].endswith(f"{item.num_right} of {item.num_samples} right")
+        assert len(row) == len(rows[header])
 
 
 def test_what_was_watched_while_training_is_shown(report, phases):
@@ -232,7 +252,7 @@ def test_report_asks_nobody_for_anything(report):
     text = report.path("report.html").read_text()
     parsed = Cells(text)
     anchors = {f"#{anchor}" for anchor in re.findall(r'<section id="([^"]*)"', text)}
-    assert set(parsed.urls) == anchors and len(anchors) == 10
+    assert set(parsed.urls) == anchors and len(anchors) == 11
     assert not parsed.tags & {"script", "link", "img", "iframe", "b>", "i"}
     assert not re.search(r"https?://|url\(|@import", text)
 

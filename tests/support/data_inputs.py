@@ -87,6 +87,8 @@ SYNTHESIS = SynthesisRecipe(
     difficulty=1,
     num_held_out_problems=0,
     prompt_families=(),
+    tasks={},
+    num_task_chats=0,
     num_safety_chats=0,
     num_safety_prompts=0,
 )

@@ -29,8 +29,8 @@ from tests.training.test_zero import ADAM_EPS, MODEL, NUM_STEPS, far_apart, stat
 
 WEIGHTS = with_every_expert(GLM46).model_dump()
 EVERYTHING = ["attention", "dense_mlp", "shared_experts", "routed_experts"]
-LORA = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": EVERYTHING}
-DORA = {"kind": "dora", "rank": 4, "alpha": 8.0, "targets": ["attention"]}
+LORA = {"kind": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": EVERYTHING}
+DORA = {"kind": "dora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["attention"]}
 REFERENCES = [{"adapter": LORA}, {"adapter": DORA}, {"adapter": LORA, "dtype": "bfloat16"}]
 TWO_RANKS = [
     *({"adapter": LORA, "zero_stage": stage} for stage in (0, 1, 2, 3)),
@@ -178,6 +178,13 @@ def test_the_next_phase_starts_from_the_merged_weights(inputs, tuned):
             {"adapter": LORA | {"targets": ["attention"]}},
             {"num_ranks": 2, "expert_parallel": 2},
             "expert_parallel 2 without routed_experts in adapter.targets",
+        ),
+        ({"adapter": LORA | {"dropout": 0.1}}, {}, "dropout 0.1 with routed_experts, .* set adapter.dropout to 0"),
+        ({"adapter": DORA | {"dropout": 0.1}}, {}, "dropout 0.1 with adapter.kind dora, .* set adapter.dropout to 0"),
+        (
+            {"adapter": LORA | {"dropout": 0.1, "targets": ["attention"]}},
+            {"num_ranks": 2, "tensor_parallel": 2},
+            "dropout 0.1 with tensor_parallel 2, .*: set tensor_parallel to 1",
         ),
     ],
 )

@@ -23,6 +23,7 @@ from tests.support.training_dynamics import (
     SECOND_POISONED_STEP,
     keeping_the_best,
     spikes_and_measurements,
+    weights_of,
 )
 from tests.support.training_inputs import RESOURCES, TrainingInputs, files_in, small_recipe
 
@@ -139,15 +140,13 @@ def test_held_out_text_is_measured_and_the_best_weights_are_left(inputs, tmp_pat
 def naive_scores(job, documents, tmp_path) -> dict[str, tuple[float, int, int]]:
     """Per domain (nats, bytes, tokens) of its first 50 tokens, from the weights of the best measurement: every row's
     part of a document on its own, by plain logits."""
-    from safetensors.torch import load_file
-
     from model.architecture.transformer import Glm4Moe
     from tests.support.saved_models import from_checkpoint_tensors
 
     tokenizer = Tokenizer.from_file(job.tokenizer_path)
     best_dir = Path(f"{job.work_dir}-best") / "checkpoints" / "step-000000006"
     model = Glm4Moe(job.recipe.model, rope_theta=job.recipe.rope_theta)
-    model.load_state_dict(from_checkpoint_tensors(load_file(best_dir / "master-00001.safetensors")))
+    model.load_state_dict(from_checkpoint_tensors(weights_of(best_dir)))
     scores = {}
     for domain, texts in documents.items():
         left, position, nats, kept = 50, 0, 0.0, []

@@ -42,6 +42,7 @@ GRPO = {
     "updates_per_rollout": 1,
     "loss_mean": "tokens",
     "rewards": {"verified": 1.0, "format": 0.0, "length": 0.0, "overlong_tokens": 1, "reward_model": 0.0},
+    "episodes": {"max_turns": 3, "max_turn_tokens": 4, "max_observation_chars": 100, "tool_seconds": 60.0},
     "max_constant_steps": 3,
     "reward_model": None,
 }
@@ -298,12 +299,12 @@ def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, t
     ("recipe", "resources", "message"),
     [
         (
-            {"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["attention"]}},
+            {"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["attention"]}},
             {},
             "adapter.kind lora cannot train grpo, .* set adapter.kind to none",
         ),
         (
-            {"adapter": {"kind": "qlora", "rank": 4, "alpha": 8.0, "targets": ["attention"]}},
+            {"adapter": {"kind": "qlora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["attention"]}},
             {},
             "adapter.kind qlora computes with frozen weights of 4 bits, .*: set adapter.kind to lora",
         ),

@@ -285,7 +285,7 @@ def test_adapter_counts_equal_a_sum_over_the_matrices_of_a_built_model(model, ki
             outputs, inputs = tensor.shape
             expected += 4 * (inputs + outputs) + (outputs if kind == "dora" else 0)
     targets = ("attention", "dense_mlp", "shared_experts", "routed_experts")
-    adapter = AdapterRecipe(kind=kind, rank=4, alpha=8.0, targets=targets)
+    adapter = AdapterRecipe(kind=kind, rank=4, alpha=8.0, dropout=0.0, targets=targets)
     assert count_trained(model, adapter).total(model) == expected
     everything = adapter.model_copy(update={"kind": "none"})
     assert count_trained(model, everything).total(model) == count_parameters(model).total

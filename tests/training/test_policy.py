@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from configs.schema import ImportanceRecipe, PolicyObjective, RewardRecipe
+from configs.schema import EpisodeRecipe, ImportanceRecipe, PolicyObjective, RewardRecipe
 from model.architecture.losses import IGNORED
 from model.generation.generation import InProcessEngine, Sampling
 from tasks.training.policy.answer_rows import AnswerRows, lay_out, target_log_probabilities
@@ -43,6 +43,7 @@ OBJECTIVE = PolicyObjective(
     updates_per_rollout=1,
     loss_mean="tokens",
     rewards=RewardRecipe(verified=1.0, format=0.0, length=0.0, overlong_tokens=2, reward_model=0.0),
+    episodes=EpisodeRecipe(max_turns=1, max_turn_tokens=4, max_observation_chars=100, tool_seconds=60.0),
     max_constant_steps=5,
     reward_model=None,
 )

@@ -24,10 +24,12 @@ from tasks.lineage.lineage_events import lineage_events
 from tasks.lineage.provenance import provenance_statement, release_graph
 from tasks.lineage.published_card import published_card
 from tasks.lineage.trace_model import trace_model
+from tasks.lineage.training_summary import training_summary
 from tasks.lineage.verify_release import ENVELOPE_FILE, PROVENANCE_FILE
 
 CARD_FILE, MATERIALS_FILE = "README.md", "sbom.cdx.json"
 EVENTS_FILE, DATASET_FILE = "lineage.openlineage.jsonl", "croissant.json"
+SUMMARY_FILE = "training-content-summary.md"
 
 
 def write_evidence(
@@ -66,6 +68,7 @@ def evidence_files(store_graph: ManifestGraph, version: NamedVersion) -> dict[st
         CARD_FILE: published_card(store_graph, version),
         MATERIALS_FILE: json.dumps(materials, indent=1, ensure_ascii=False) + "\n",
         EVENTS_FILE: "".join(f"{json.dumps(event)}\n" for event in events),
+        SUMMARY_FILE: training_summary(graph, lineage),
         DATASET_FILE: json.dumps(description, indent=1, ensure_ascii=False) + "\n",
     }
     files = {file: text.encode() for file, text in texts.items()}

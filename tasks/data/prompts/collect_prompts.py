@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from infra.step import Artifact, Output, Progress, Record, step
+from tasks.data.environments.environments import OPENERS
+from tasks.data.problems.environment_tasks import TASK_SOURCE
 from tasks.data.problems.synthesize_problems import PROMPT_SOURCE
 from tasks.data.prompts.prompt_records import READERS, UnusablePromptError, prompt_of
 from tasks.data.readers.json_lines import JsonLine, json_lines
 from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
-from tasks.data.records.documents import document_id, sampling_hash
-from tasks.data.seeds.problem_kinds import CODE, DOMAIN_OF_KIND
+from tasks.data.records.documents import AGENTIC, document_id, sampling_hash
+from tasks.data.seeds.problem_kinds import CODE, DOMAIN_OF_KIND, EXACT, SAFETY
 from tasks.data.seeds.verify_solutions import REJECTED, write_rows
 
 if TYPE_CHECKING:
@@ -90,11 +92,14 @@ def _generated(synthetic: Artifact[SynthesizedProblems]) -> list[Row]:
     import pyarrow.parquet as pq
 
     numbers = {document_id(PROMPT_SOURCE, number, 0): number for number in range(synthetic.record.num_prompts)}
-    made = pq.read_table(
-        synthetic.path("prompts.parquet"), columns=["id", "domain", "kind", "prompt", "answer"]
-    ).to_pylist()
+    made = pq.read_table(synthetic.path("prompts.parquet"), columns=["id", "domain", "prompt", "answer"]).to_pylist()
     place = {"source": PROMPT_SOURCE, "collection": PROMPT_SOURCE, "licence": "", "tools": "[]"}
-    return [{**row, **place, "offset": numbers[row["id"]]} for row in made]
+    kinds = {DOMAIN_OF_KIND[SAFETY]: SAFETY}
+    rows = [{**row, **place, "kind": kinds.get(row["domain"], EXACT), "offset": numbers[row["id"]]} for row in made]
+    numbers = {document_id(TASK_SOURCE, number, 0): number for number in range(synthetic.record.num_tasks)}
+    place = {"source": TASK_SOURCE, "collection": TASK_SOURCE, "licence": ""}
+    tasks = pq.read_table(synthetic.path("tasks.parquet")).to_pylist()
+    return [*rows, *({**row, **place, "offset": numbers[row["id"]]} for row in tasks)]
 
 
 def _refuted(solutions: Artifact[VerifiedSolutions]) -> dict[str, str]:
@@ -134,7 +139,7 @@ def _row(file: SourceFile, line: JsonLine) -> Row:
         read = prompt_of(file.kind, line.record)
     except UnusablePromptError as error:
         return {**place, "reason": error.reason}
-    domain = DOMAIN_OF_KIND[file.kind] if file.domain == "web" else file.domain
+    domain = DOMAIN_OF_KIND.get(file.kind, AGENTIC) if file.domain == "web" or file.kind in OPENERS else file.domain
     described = {"collection": file.collection, "licence": file.licence, "domain": domain, "kind": file.kind}
     return {**place, **described, "prompt": read.question, "tools": read.tools, "answer": read.answer}
 

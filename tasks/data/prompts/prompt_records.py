@@ -9,9 +9,19 @@ from string import ascii_uppercase
 from typing import Any
 
 from infra.step import canonical_json
+from tasks.data.environments.calculator import KIND as CALCULATOR
+from tasks.data.environments.calculator import is_same_number
+from tasks.data.environments.environment import signatures
+from tasks.data.environments.environments import TOOLS as ENVIRONMENT_TOOLS
+from tasks.data.environments.passages import KIND as SEARCH
+from tasks.data.environments.patches import PatchError, apply_patch
+from tasks.data.environments.python_programs import KIND as PYTHON
+from tasks.data.environments.repository import KIND as SWE_TASK
+from tasks.data.environments.repository import failed_tests
+from tasks.data.environments.repository_tests import name_of
+from tasks.data.problems.refusals import HARMFUL, HARMLESS, expected_behaviour
 from tasks.data.prompts.constraints import constraint_problem
 from tasks.data.prompts.function_calls import ExpectedCall
-from tasks.data.prompts.refusals import HARMFUL, HARMLESS, expected_behaviour
 from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import asked_question, code_parts, code_question, math_parts
 
@@ -40,6 +50,7 @@ class CheckablePrompt:
 def prompt_of(kind: str, record: Given) -> CheckablePrompt:
     """Raises UnusablePromptError."""
     question, tools, answer = READERS[kind](record)
+    tools = signatures(ENVIRONMENT_TOOLS[kind]) if kind in ENVIRONMENT_TOOLS else tools
     if not question.strip():
         raise UnusablePromptError("no_question")
     if not answer.strip():
@@ -164,6 +175,55 @@ def _parsed(value: object) -> Any:
         return None
 
 
+def _number(record: Given) -> tuple[str, str, str]:
+    """As mathematics, with a number for an answer."""
+    question, _, answer = _mathematics(record)
+    if not is_same_number(answer, answer):
+        raise UnusablePromptError("no_number")
+    return question, "", canonical_json({"answer": answer.strip()})
+
+
+def _search(record: Given) -> tuple[str, str, str]:
+    """`passages`: texts, or mappings with `title` and `text`; `answer` or `answers`: texts, any of which is right."""
+    passages = record.get("passages")
+    answers = record.get("answers", [record.get("answer")])
+    if not isinstance(passages, list) or not passages:
+        raise UnusablePromptError("no_passages")
+    texts = [passage if isinstance(passage, str) else _passage(passage) for passage in passages]
+    if not isinstance(answers, list) or not answers or not all(isinstance(each, str) and each for each in answers):
+        raise UnusablePromptError("no_answer")
+    return asked_question(record), "", canonical_json({"passages": texts, "answers": answers})
+
+
+def _passage(given: object) -> str:
+    if not isinstance(given, dict) or not isinstance(given.get("text"), str):
+        raise UnusablePromptError("no_passages")
+    return f"{given['title']}: {given['text']}" if isinstance(given.get("title"), str) else given["text"]
+
+
+def _repair(record: Given) -> tuple[str, str, str]:
+    """SWE-bench's fields, with the repository's files as `tree`. The hidden tests are those that fail before the
+    record's own patch and pass after it, and those that pass both times."""
+    texts = [record.get(key) for key in ("problem_statement", "patch", "test_patch")]
+    tree, ids = record.get("tree"), [record.get(key) for key in ("FAIL_TO_PASS", "PASS_TO_PASS")]
+    if not isinstance(tree, dict) or not all(isinstance(text, str) for text in texts):
+        raise UnusablePromptError("no_repository")
+    statement, patch, test_patch = map(str, texts)
+    failing, passing = ([str(each) for each in part] if isinstance(part, list) else [] for part in ids)
+    files = {path: text for path, text in tree.items() if path.endswith(".py") and isinstance(text, str)}
+    try:
+        tested = {path: text for path, text in apply_patch(files, test_patch).items() if files.get(path) != text}
+        repaired = apply_patch(files, patch) | tested
+    except PatchError as error:
+        raise UnusablePromptError("broken_patch") from error
+    failed = failed_tests(repaired, failing + passing)
+    wanted = failing + [each for each in passing if name_of(each) not in failed]
+    if not failing or failed & set(map(name_of, failing)) or not failed_tests(files | tested, failing):
+        raise UnusablePromptError("tests_failed")
+    question = f"Repair the repository: change its code, not its tests. Then say what you did.\n\n{statement.strip()}"
+    return question, "", canonical_json({"files": files, "tests": tested, "wanted": wanted})
+
+
 READERS = {
     MATH: _mathematics,
     CODE: _program,
@@ -171,5 +231,9 @@ READERS = {
     CONSTRAINTS: _constraints,
     TOOLS: _tools,
     SAFETY: _safety,
+    CALCULATOR: _number,
+    PYTHON: _number,
+    SEARCH: _search,
+    SWE_TASK: _repair,
 }
-"""Functions record -> (question, tools, answer), by kind."""
+"""Functions record -> (question, tools, answer), by kind; the tools of an environment are the environment's."""

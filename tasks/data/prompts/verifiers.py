@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from model.text.chat_template import answer_of
+from tasks.data.environments.environment import Environment
+from tasks.data.problems.refusals import behaves
 from tasks.data.prompts.constraints import satisfies
 from tasks.data.prompts.function_calls import calls_agree
-from tasks.data.prompts.refusals import behaves
 from tasks.data.sandbox.code_sandbox import FAILED, PASSED, find_verdict
 from tasks.data.seeds.code_answers import program_of
 from tasks.data.seeds.math_answers import answers_agree, boxed_answers, final_answer
@@ -42,6 +43,10 @@ class WrittenAnswer:
     """With its reasoning, and with the token that ended it, if one did."""
     is_finished: bool
     """Whether the assistant ended its turn by itself."""
+    environment: Environment | None = None
+    """That in which it was written, and which judges it; None for prompts that are answered in one turn."""
+    earlier_turns: tuple[str, ...] = ()
+    """What the assistant wrote in the turns before, in which it called tools."""
 
 
 def verify_answers(asked: Sequence[AskedPrompt], written: Sequence[WrittenAnswer]) -> list[bool | None]:
@@ -60,6 +65,8 @@ def _verify(prompt: AskedPrompt, written: WrittenAnswer) -> bool | None:
     if not answer:
         return False
     try:
+        if written.environment is not None:
+            return written.environment.judge(answer)
         return VERIFIERS[prompt.kind](answer, prompt.expected)
     except Exception as error:
         raise VerifierError(

@@ -63,7 +63,7 @@ TRAIN, VALIDATION, TEST = "train", "validation", "test"
 """Parts of the split: VALIDATION is measured while a phase trains and may choose among its weights; gates judge by
 TEST."""
 CODE, COMMIT, ISSUE, MATH = "code", "commit", "issue", "math"
-SYNTHETIC, CHAT, REPOSITORY = "synthetic", "chat", "repository"
+SYNTHETIC, CHAT, REPOSITORY, AGENTIC = "synthetic", "chat", "repository", "agentic"
 """Domains that steps assign: generated problems, conversations, and repositories whose files are concatenated."""
 
 NUM_EXAMPLES = 3

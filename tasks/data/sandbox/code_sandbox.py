@@ -43,7 +43,8 @@ depended on the machine's load."""
 WALL_SECONDS = 30
 """Wall time beyond the processor time, for a busy machine."""
 MEMORY_BYTES = 1 << 30
-MAX_ANSWER_BYTES = 4096
+MAX_ANSWER_BYTES = 1 << 17
+"""Above what MAX_PRINTED_CHARS of judge_process take as JSON."""
 BATCH = 2000
 PYTHON = ("-s", "-S", "-P", "-B", "-c")
 """Options of Python without site packages and paths of the user; -I would also ignore PYTHONHASHSEED, and some verdicts
@@ -96,8 +97,18 @@ def judge_solution(code: str, tests: str, module: str, seconds: int = CPU_SECOND
 def find_verdict(code: str, tests: str, module: str, seconds: int = CPU_SECONDS) -> str:
     """As judge_solution; empty where the judge came to no verdict: the tests' own process used up its limits, or a
     solution waited until the wall clock ran out."""
-    verdict, _ = _run(isolation(), code, tests, module, seconds)
+    verdict, _ = _run(isolation(), {"code": code, "tests": tests, "module": module}, seconds)
     return verdict
+
+
+def run_program(code: str, seconds: int = CPU_SECONDS) -> tuple[str, str] | None:
+    """(what the program printed, its error in one line or ""); None where it used up its time or memory, or ended its
+    process. Its random numbers are the same in every run. Raises ValueError where this machine has no sandbox."""
+    line, _ = _run(isolation(), {"code": code}, seconds)
+    if not line:
+        return None
+    printed, error = json.loads(line)
+    return printed, error
 
 
 def run_trusted(programs: Sequence[str]) -> list[bool]:
@@ -145,16 +156,17 @@ def problem_of(isolation: str) -> str:
     """Why this machine cannot make an isolation, tested with a solution; empty where it can."""
     if isolation == BUBBLEWRAP and shutil.which("bwrap") is None:
         return "not installed"
-    verdict, problem = _run(isolation, "def one():\n    return 1", "assert one() == 1", "", CPU_SECONDS)
+    job = {"code": "def one():\n    return 1", "tests": "assert one() == 1", "module": ""}
+    verdict, problem = _run(isolation, job, CPU_SECONDS)
     return "" if verdict == PASSED else problem or f"a right solution has the verdict {verdict!r}"
 
 
-def _run(isolation: str, code: str, tests: str, module: str, seconds: int) -> tuple[str, str]:
-    """(verdict, ""), or, without a verdict, ("", the last line of the error)."""
+def _run(isolation: str, job: dict[str, str], seconds: int) -> tuple[str, str]:
+    """(the line that answers the job, ""), or, without one, ("", the last line of the error)."""
     key = (isolation, seconds, os.getpid())
     if getattr(LOCAL, "key", None) != key or LOCAL.sandbox.has_ended():
         LOCAL.sandbox, LOCAL.key = Sandbox(isolation, seconds), key
-    return LOCAL.sandbox.judge(json.dumps({"code": code, "tests": tests, "module": module}).encode() + b"\n")
+    return LOCAL.sandbox.judge(json.dumps(job).encode() + b"\n")
 
 
 class Sandbox:

@@ -1,4 +1,5 @@
-"""The process that runs the tests of a solution and reports their results; it never runs the solution's code.
+"""The process that runs the tests of a solution and reports their results; it never runs the solution's code. Of a job
+without tests it reports what the program prints.
 
 The solution gives plain data of exactly Python's own types, or a Remote. A Remote never decides a comparison with
 plain data: it is unequal to it, has no order with it, and arithmetic with it gives no plain number. The solution may
@@ -12,15 +13,17 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
-import os
+import io
+import json
 import sys
 import types
 from typing import Any
 
 from tasks.data.sandbox.remote_objects import BINARY, OPERATORS, ORDER, UNARY, is_mixed, is_remote, mark_mixed
-from tasks.data.sandbox.value_exchange import Peer
+from tasks.data.sandbox.value_exchange import EndedError, Peer
 
 PASSED, FAILED, UNVERIFIABLE = VERDICTS = ("passed", "failed", "unverifiable")
+MAX_PRINTED_CHARS, MAX_ERROR_CHARS = 10_000, 300
 TESTS = "tests"
 OPEN_MODULES = (TESTS, "io", "_io", "unittest.mock")
 """Modules whose objects the solution may read attributes of: the tests, files and mocks."""
@@ -167,8 +170,25 @@ def _passes_unittest(peer: Judge, tests: str, module: str) -> bool:
     return result.testsRun > len(result.skipped) and result.wasSuccessful()
 
 
+def run_printing(peer: Judge, code: str) -> str:
+    """What a program prints and its error in one line, as JSON; empty where its process ended. Seeded, so that it
+    prints the same in every run."""
+    sys.stdout, error = io.StringIO(), ""
+    try:
+        peer.request("load", None, "import random\nrandom.seed(0)", "seeded")
+        peer.request("load", None, code, "program")
+    except EndedError:
+        return ""
+    except BaseException as problem:
+        error = f"{type(problem).__name__}: {str(problem)[:MAX_ERROR_CHARS]}"
+    return json.dumps([sys.stdout.getvalue()[:MAX_PRINTED_CHARS], error])
+
+
 def run_judge(read_from: int, write_to: int, verdict_to: int, job: dict[str, str]) -> None:
-    """Write the verdict to the descriptor `verdict_to`."""
+    """Write the verdict, or of a job without tests what its program prints, to the descriptor `verdict_to`."""
     sys.stdin = sys.stdout = sys.stderr = None
-    verdict = judge(Judge(read_from, write_to), job["code"], job["tests"], job["module"])
-    os.write(verdict_to, verdict.encode())
+    peer = Judge(read_from, write_to)
+    is_judged = "tests" in job
+    line = judge(peer, job["code"], job["tests"], job["module"]) if is_judged else run_printing(peer, job["code"])
+    with open(verdict_to, "wb") as answer:
+        answer.write(line.encode())

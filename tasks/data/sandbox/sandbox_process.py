@@ -13,16 +13,15 @@ import signal
 from itertools import pairwise
 from typing import Any
 
-from tasks.data.sandbox.judge_process import VERDICTS, run_judge
+from tasks.data.sandbox.judge_process import run_judge
 from tasks.data.sandbox.sandbox_walls import confine, enter_namespaces, hide_memory
 from tasks.data.sandbox.solution_process import run_solution
 
 MAX_DESCRIPTORS = 64
-MAX_VERDICT_BYTES = 64
 
 
 def start(walls: dict[str, Any] | None, limits: tuple[int, int]) -> None:
-    """Answer each job, a line of JSON on standard input, with a line; end after a job without a verdict, and at the end
+    """Answer each job, a line of JSON on standard input, with a line; end after a job without an answer, and at the end
     of input.
 
     `walls` are enter_namespaces' arguments, None where bubblewrap made them; `limits` are seconds and bytes of each
@@ -31,11 +30,12 @@ def start(walls: dict[str, Any] | None, limits: tuple[int, int]) -> None:
     if walls is not None:
         enter_namespaces(**walls)
     hide_memory()
-    while (verdict := _next_verdict(limits)) in VERDICTS:
-        os.write(1, verdict.encode() + b"\n")
+    while line := _next_line(limits):
+        with open(1, "wb", closefd=False) as answers:
+            answers.write(line + b"\n")
 
 
-def _next_verdict(limits: tuple[int, int]) -> str:
+def _next_line(limits: tuple[int, int]) -> bytes:
     to_solution, to_judge, to_start = os.pipe(), os.pipe(), os.pipe()
     solution = os.fork()
     if solution == 0:
@@ -52,12 +52,12 @@ def _next_verdict(limits: tuple[int, int]) -> str:
         os._exit(0)
     for end in (*to_solution, *to_judge, to_start[1]):
         os.close(end)
-    verdict = os.read(to_start[0], MAX_VERDICT_BYTES)
-    os.close(to_start[0])
+    with open(to_start[0], "rb") as answer:  # until the judge's process ends
+        line = answer.read()
     for process in (solution, judge):
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-    return verdict.decode(errors="replace")
+    return line
 
 
 def _close_all_but(*kept: int) -> None:

@@ -39,11 +39,13 @@ def read_micro_batches(
     fullest = -(-plan.num_rows // num_ranks)
     own = rows.rows(start, stop)
     batches = [
-        _micro_batch([values[first : first + num_sequences] for values in own], rows.is_segmented, device)
+        _micro_batch(
+            [values[first : first + num_sequences] for values in own], rows.is_segmented, device, start + first
+        )
         for first in range(0, stop - start, num_sequences)
     ]
     if len(batches) < -(-fullest // num_sequences):
-        row = _micro_batch([values[-1:] for values in own], rows.is_segmented, device)
+        row = _micro_batch([values[-1:] for values in own], rows.is_segmented, device, stop - 1)
         batches.append(replace(row, target_ids_BT=torch.full_like(row.target_ids_BT, IGNORED), is_filler=True))
     return batches
 
@@ -60,7 +62,7 @@ def refuse_foreign_tokens(batches: Iterable[MicroBatch], vocab_size: int) -> Non
         )
 
 
-def _micro_batch(rows: list[np.ndarray], is_segmented: bool, device: torch.device) -> MicroBatch:
+def _micro_batch(rows: list[np.ndarray], is_segmented: bool, device: torch.device, first_row: int) -> MicroBatch:
     tokens, segments, trained = rows
     tokens_BS = torch.as_tensor(tokens, dtype=torch.int64, device=device)
     segment_ids_BT = torch.as_tensor(segments, dtype=torch.int64, device=device)[:, :-1]
@@ -68,5 +70,10 @@ def _micro_batch(rows: list[np.ndarray], is_segmented: bool, device: torch.devic
     target_ids_BT = tokens_BS[:, 1:].masked_fill(~is_trained_BT, IGNORED)
     num_documents = len(segments) + int((segments[:, 1:-1] != segments[:, :-2]).sum())
     return MicroBatch(
-        tokens_BS[:, :-1].contiguous(), target_ids_BT, segment_ids_BT, is_segmented, max_documents=num_documents
+        tokens_BS[:, :-1].contiguous(),
+        target_ids_BT,
+        segment_ids_BT,
+        is_segmented,
+        row_numbers_B=torch.arange(first_row, first_row + len(tokens), device=device),
+        max_documents=num_documents,
     )

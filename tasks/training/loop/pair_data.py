@@ -57,14 +57,17 @@ def open_pairs(job: TrainingJob, name: str) -> PairRows:
 
 
 def divided_batches(
-    rows: PairRows, pairs: Sequence[int], axis: Axis, num_sequences: int, device: torch.device
+    rows: PairRows, pairs: Sequence[int], axis: Axis, num_sequences: int, device: torch.device, first_row: int = 0
 ) -> list[MicroBatch]:
     """This rank's share of the pairs, in micro-batches of at most `num_sequences` rows; every rank gets the same
-    number of them."""
+    number of them. first_row: the number of the first pair's first row in the phase."""
     at_once = max(1, num_sequences // 2)
     start, stop = (len(pairs) * bound // axis.size for bound in (axis.rank, axis.rank + 1))
     own, fullest = pairs[start:stop], -(-len(pairs) // axis.size)
-    batches = [rows.micro_batch(own[first : first + at_once], device) for first in range(0, len(own), at_once)]
+    batches = [
+        rows.micro_batch(own[first : first + at_once], device, first_row=first_row + 2 * (start + first))
+        for first in range(0, len(own), at_once)
+    ]
     if len(batches) < -(-fullest // at_once):
         batches.append(rows.micro_batch(pairs[:1], device, is_filler=True))
     return batches
@@ -81,7 +84,8 @@ class PairData:
     def micro_batches(self, plan: StepPlan) -> list[MicroBatch]:
         """Raises ValueError for token ids that the model has no row for."""
         num_sequences = self.job.resources.micro_batch_sequences
-        batches = divided_batches(self.rows, self._pairs_of(plan), self.axis, num_sequences, self.device)
+        pairs, first_row = self._pairs_of(plan), 2 * (plan.first_row // 2)
+        batches = divided_batches(self.rows, pairs, self.axis, num_sequences, self.device, first_row)
         refuse_foreign_tokens(batches, self.job.recipe.model.vocab_size)
         return batches
 

@@ -49,8 +49,10 @@ class PairRows:
         """Of both rows."""
         return sum(len(self._sequence(side, pair)) for side in SIDES)
 
-    def micro_batch(self, pairs: Sequence[int], device: torch.device, is_filler: bool = False) -> MicroBatch:
-        """These pairs; a filler weighs nothing."""
+    def micro_batch(
+        self, pairs: Sequence[int], device: torch.device, is_filler: bool = False, first_row: int = 0
+    ) -> MicroBatch:
+        """These pairs; a filler weighs nothing. first_row: the number of their first row in the phase."""
         rows = [(self._sequence(side, pair), int(self._starts[pair])) for pair in pairs for side in SIDES]
         shape = (len(rows), max(len(sequence) for sequence, _ in rows))
         tokens_BT, targets_BT = np.zeros(shape, np.int64), np.full(shape, IGNORED)
@@ -65,6 +67,7 @@ class PairRows:
             *(torch.as_tensor(values, device=device) for values in (tokens_BT, targets_BT, segments_BT)),
             is_segmented=False,
             is_filler=is_filler,
+            row_numbers_B=torch.arange(first_row, first_row + len(rows), device=device),
             preference=Preference(last_B, reference_B, self._beta),
         )
 

@@ -23,6 +23,7 @@ from tasks.training.parallel.trainable import Trainable
 from tasks.training.plan.answer_batches import answers_at_once
 from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, target_log_probabilities
 from tasks.training.policy.critic import Estimates, estimate_advantages, token_values
+from tasks.training.policy.episodes import episode_metrics
 from tasks.training.policy.frozen_models import open_frozen, score_answers
 from tasks.training.policy.policy import policy_updates
 from tasks.training.policy.prompt_order import Prompt, PromptOrder
@@ -160,7 +161,10 @@ class PolicyData:
             self.comparison = None
         first, later = (updates.policy[0](), updates.policy[1:]) if updates.policy else ([], [])
         refilled = Counter(rollout.prompt.domain for rollout in rollouts[plan.num_rows :: size])
-        updates.metrics.update(rollout_seconds=seconds, refilled_groups=float(refilled.total()))
+        played = [rollout.episode for rollout in rollouts if rollout.episode is not None]
+        updates.metrics.update(
+            episode_metrics(played), rollout_seconds=seconds, refilled_groups=float(refilled.total())
+        )
         described = describe_groups(rollouts, size, LOGGED_GROUPS, step)
         return StepData(first, later, updates.critic, updates.metrics, described, dict(refilled))
 

@@ -58,7 +58,7 @@ def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
     ranks = connect_ranks(resources)
     with torch.device("meta"):
         model = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta, is_scored=recipe.is_scored)
-        add_adapters(model, recipe.adapter)
+        add_adapters(model, recipe.adapter, recipe.seed)
     shapes = checkpoint_shapes(model)
     divide_model(model, ranks, resources)
     materialize(model, open_device(resources.device), frozen_dtype=getattr(torch, recipe.dtype))

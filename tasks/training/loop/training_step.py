@@ -176,6 +176,9 @@ def accumulate_gradients(
     counts_LE: Tensor | None = None
     for number, (batch, share) in enumerate(zip(micro_batches, shares, strict=True)):
         engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
+        if trainable.model.begin_rows is not None:
+            assert batch.row_numbers_B is not None, "an adapter with dropout trains on numbered rows"
+            trainable.model.begin_rows(batch.row_numbers_B, batch.token_ids_BT.shape[1])
         output = _forward(trainable, batch)
         lm, mtp, balance = (loss * part for loss, part in zip(_losses(output), share, strict=True))
         loss = lm + loss_weights[0] * mtp + loss_weights[1] * balance

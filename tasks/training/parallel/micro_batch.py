@@ -27,6 +27,8 @@ class MicroBatch:
     """Whether attention stays inside segments; MTP targets do in any case."""
     weights_BT: Tensor | None = None
     """Factor of each target's cross-entropy; None weighs all alike."""
+    row_numbers_B: Tensor | None = None
+    """Numbers of the rows in their phase; None where they are not trained, or sampled."""
     temperature: float = 1.0
     """Divides the logits; where the targets were sampled, it is the temperature of the sampling."""
     is_filler: bool = False
@@ -56,7 +58,7 @@ class MicroBatch:
             "mtp_target_ids_BT": self.mtp_target_ids_BT,
             "preference": self.preference,
             "values": self.values,
-            "routes_LBTK": self.routes_LBTK,
+            **({} if self.routes_LBTK is None else {"routes_LBTK": self.routes_LBTK}),  # no stage of a pipeline has any
         }
 
     @property

@@ -69,8 +69,11 @@ def untrainable_pairs(recipe: TrainingRecipe, resources: TrainingResources) -> l
             f"objective {kind} with an mtp_loss_weight above 0 would teach the MTP layer the rejected answers: set "
             f"mtp_loss_weight to 0 in course {recipe.course.name}"
         )
-    if recipe.adapter.kind != "none":
-        reasons.append(f"adapter.kind {recipe.adapter.kind} cannot train {kind}: set adapter.kind to none")
+    if recipe.adapter.kind != "none" and recipe.is_scored:
+        reasons.append(
+            f"adapter.kind {recipe.adapter.kind} cannot train {kind}, whose head is new and has no adapter: set "
+            f"adapter.kind to none"
+        )
     return reasons
 
 
@@ -116,6 +119,28 @@ def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) ->
             f"expert_parallel {resources.expert_parallel} without routed_experts in adapter.targets: the engine "
             f"divides trained experts only. Add routed_experts, or set expert_parallel to 1"
         )
+    return [*reasons, *impossible_dropout(recipe, resources)]
+
+
+def impossible_dropout(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
+    """Why an adapter's inputs cannot be left out by their position."""
+    adapter = recipe.adapter
+    if not adapter.dropout:
+        return []
+    named, reasons = f"adapter.dropout {adapter.dropout:g}", []
+    if adapter.kind == "dora":
+        reasons.append(f"{named} with adapter.kind dora, whose norms know of none: set adapter.dropout to 0")
+    if "routed_experts" in adapter.targets:
+        reasons.append(
+            f"{named} with routed_experts, to which tokens come without their position, and for which PEFT has none "
+            f"either: take routed_experts out of adapter.targets, or set adapter.dropout to 0"
+        )
+    reasons += [
+        f"{named} with {axis} {getattr(resources, axis)}, where a rank holds a part of an input: set {axis} to 1, or "
+        f"adapter.dropout to 0"
+        for axis in ("tensor_parallel", "pipeline_parallel", "context_parallel")
+        if getattr(resources, axis) > 1
+    ]
     return reasons
 
 

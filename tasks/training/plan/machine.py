@@ -42,5 +42,6 @@ HOURS_TO_FAILURE = 50_700.0
 (arXiv 2407.21783, section 3.3.4)."""
 RESTART_SECONDS = 600.0
 """From a failure to the next step, assumed: MegaScale finds the cause within 10 minutes (arXiv 2402.15627)."""
-NODE_DISK_BYTES_PER_SECOND = 7e9
-"""Of the disk that a checkpoint is written to while training waits: the infrastructure guide's floor for NVMe."""
+HOST_COPY_BYTES_PER_SECOND = 5e9
+"""Of one rank's copy of its part of a checkpoint to host memory, while training waits; assumed, for memory that is not
+pinned."""

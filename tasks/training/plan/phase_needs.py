@@ -6,9 +6,9 @@ from configs.schema import PpoObjective, Prices, Scale, TrainingRecipe, Training
 from model.architecture.counts import count_parameters, count_trained
 from tasks.data.shards.token_shard import token_dtype
 from tasks.training.plan.machine import (
+    HOST_COPY_BYTES_PER_SECOND,
     HOURS_TO_FAILURE,
     MEMORY_USED,
-    NODE_DISK_BYTES_PER_SECOND,
     RESTART_SECONDS,
     Machine,
 )
@@ -47,8 +47,8 @@ def phase_needs(
     num_checkpoints = -(-steps.num_steps // resources.save_interval_steps)
     save_hours = failure_hours = num_failures = 0.0
     if step is not None:
-        # The first rank of each pipeline stage writes what the stage holds to its node's disk.
-        save_hours = num_checkpoints * state / resources.pipeline_parallel / NODE_DISK_BYTES_PER_SECOND / 3600
+        # Each rank copies its share to host memory; everything else is behind the training.
+        save_hours = num_checkpoints * state / resources.num_ranks / HOST_COPY_BYTES_PER_SECOND / 3600
         num_failures = resources.num_ranks * (hours + save_hours) / HOURS_TO_FAILURE
         per_failure = RESTART_SECONDS + resources.save_interval_steps * seconds_per_step / 2
         failure_hours = num_failures * per_failure / 3600

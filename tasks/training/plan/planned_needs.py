@@ -33,7 +33,7 @@ class PlannedNeeds(BaseModel):
     failure_hours: float
     """Wall time that they take: a restart each, and half of the steps between two saves."""
     save_hours: float
-    """Wall time in which training waits for saves to the nodes' disks."""
+    """Wall time in which training waits for copies of checkpoints to host memory."""
     num_checkpoints: int
     weights_bytes: int
     """The released checkpoint in the phase's dtype."""

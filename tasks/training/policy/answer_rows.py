@@ -27,7 +27,7 @@ class AnswerRows:
 
     token_ids_BT: Tensor
     target_ids_BT: Tensor
-    """The answer's tokens, IGNORED elsewhere."""
+    """The answer's tokens, IGNORED elsewhere, also where a tool wrote."""
     rollout_log_probabilities_BT: Tensor
     """Log-probabilities of the targets when they were sampled."""
     routes_LBTK: Tensor | None = None
@@ -79,6 +79,8 @@ def lay_out(rollouts: Sequence[Rollout], device: torch.device, replays: bool = F
         token_ids_BT[row, : len(sequence) - 1] = sequence[:-1]
         target_ids_BT[row, answer] = sequence[len(rollout.prompt_ids) :]
         log_probabilities_BT[row, answer] = torch.tensor(rollout.log_probabilities)
+        for start, stop in rollout.tool_spans:
+            target_ids_BT[row, answer][start:stop] = IGNORED
     return AnswerRows(
         token_ids_BT.to(device),
         target_ids_BT.to(device),

@@ -71,15 +71,16 @@ def generalized_advantages(
     rewards_BT: Tensor, values_BT: Tensor, is_answer_BT: Tensor, discount: float, gae_lambda: float
 ) -> Tensor:
     """A_t = d_t + discount x lambda x A_t+1 with d_t = r_t + discount x V_t+1 - V_t, where V and A after an answer's
-    last token are 0; 0 outside answers."""
+    last token are 0; 0 outside answers. t counts the tokens that were sampled: between two turns the tokens of a tool's
+    answer are passed over."""
     advantages_BT = torch.zeros_like(values_BT)
     following_B, value_B = values_BT.new_zeros(len(values_BT)), values_BT.new_zeros(len(values_BT))
     for position in reversed(range(values_BT.shape[1])):
         is_in_B = is_answer_BT[:, position]
         error_B = rewards_BT[:, position] + discount * value_B - values_BT[:, position]
-        following_B = (error_B + discount * gae_lambda * following_B) * is_in_B
-        value_B = values_BT[:, position] * is_in_B
-        advantages_BT[:, position] = following_B
+        following_B = torch.where(is_in_B, error_B + discount * gae_lambda * following_B, following_B)
+        value_B = torch.where(is_in_B, values_BT[:, position], value_B)
+        advantages_BT[:, position] = following_B * is_in_B
     return advantages_BT
 
 

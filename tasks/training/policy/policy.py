@@ -120,7 +120,7 @@ def policy_updates(
         "reward_std": float(rewards_GS.std(correction=0)),
         **reward_metrics([rollout.reward for rollout in rollouts]),
         "informative_groups": float(is_informative_G.sum()),
-        "answer_tokens": sum(len(rollout.answer_ids) for rollout in rollouts) / len(rollouts),
+        "answer_tokens": sum(rollout.num_sampled for rollout in rollouts) / len(rollouts),
         **dict.fromkeys(MISMATCH_METRICS, 0.0),
     }
     is_trained_G = is_informative_G if critique is None else torch.ones_like(is_informative_G)

@@ -16,6 +16,7 @@ import numpy as np
 
 from configs.schema import MixtureWaypoint, PolicyObjective, TrainingRecipe
 from model.text.chat_template import encode, problem_prompt
+from tasks.data.environments.environments import OPENERS
 from tasks.data.packing.mixture_shares import MixtureSchedule
 from tasks.data.packing.row_order import shuffled_rows
 from tasks.data.prompts.verifiers import AskedPrompt
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
+
+    from tasks.data.environments.environment import Environment
 
     I64 = NDArray[np.int64]
 
@@ -40,11 +43,15 @@ class Prompt:
     tools: str
     """Function descriptions as a JSON list."""
     answer: str
-    """What the verifier of the kind expects."""
+    """What the verifier of the kind expects, or from which its environment is made."""
 
     @property
     def asked(self) -> AskedPrompt:
         return AskedPrompt(self.id, self.kind, self.answer)
+
+    def open_environment(self) -> Environment | None:
+        """A new one for each answer, in its first state; None for prompts that are answered in one turn."""
+        return OPENERS[self.kind](self.answer) if self.kind in OPENERS else None
 
     def token_ids(self, tokenizer: Tokenizer, enable_thinking: bool) -> list[int]:
         """The prompt up to where the assistant begins to write."""

@@ -50,7 +50,8 @@ def reward_answers(
     given: Sequence[float | None] = [None] * len(written) if scores is None else scores
     for verdict, answer, size, score in zip(verdicts, written, num_tokens, given, strict=True):
         verified = float(verdict is True)
-        form = float(is_in_form(answer, objective.enable_thinking))
+        turns = [answer, *(WrittenAnswer(text, is_finished=True) for text in answer.earlier_turns)]
+        form = float(all(is_in_form(turn, objective.enable_thinking) for turn in turns))
         length = overlong_punishment(size, objective.max_new_tokens, weights.overlong_tokens)
         total = weights.verified * verified + weights.format * form + weights.length * length
         total += 0.0 if score is None else weights.reward_model * score

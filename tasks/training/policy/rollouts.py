@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from configs.schema import PolicyObjective, TrainingRecipe
-from model.generation.generation import InProcessEngine, Sampling
-from tasks.data.prompts.verifiers import WrittenAnswer
+from model.generation.generation import InProcessEngine, Sampling, sampling_draws
+from tasks.training.policy.episodes import Episode, EpisodeFigures, EpisodePlayer
 from tasks.training.policy.prompt_order import Prompt
 from tasks.training.policy.rewards import Reward, refuse_broken_rewards, reward_answers
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from model.architecture.transformer import Glm4Moe
 
 
+MAX_SHOWN_ANSWER_CHARS = 1000
+"""Of a prompt's expected answer in rollouts.jsonl: that of a repository holds all its files."""
+
+
 @dataclass(frozen=True)
 class Rollout:
     """One sampled answer: a row of the step."""
@@ -30,13 +34,23 @@ class Rollout:
     prompt: Prompt
     prompt_ids: list[int]
     answer_ids: list[int]
-    """With the stop token that ended it, if one did: it is trained too."""
+    """With the stop token that ended it, if one did: it is trained too. Of an episode all its turns, with what tools
+    answered between them."""
     log_probabilities: list[float]
-    """Of the answer's tokens when they were sampled, at the temperature of the sampling."""
+    """Of the answer's tokens when they were sampled, at the temperature of the sampling; 0 where a tool wrote."""
     text: str
     reward: Reward
     routes_LTK: Tensor | None = None
     """The experts of each token that was read, int16 (model/architecture/routes.py); None where they are not kept."""
+    tool_spans: Sequence[tuple[int, int]] = ()
+    """Where in answer_ids tools wrote, from and up to: read by the model, never trained."""
+    episode: EpisodeFigures | None = None
+    """How it was played; None for a prompt that is answered in one turn."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens of the answer that the model wrote."""
+        return len(self.answer_ids) - sum(stop - start for start, stop in self.tool_spans)
 
 
 def policy_model(model: Glm4Moe, dtype: str) -> Glm4Moe:
@@ -66,7 +80,8 @@ def sample_answers(
     """A group of answers per prompt, group by group, `batch_sequences` answers at once. `score` is the reward model's,
     of prompts with their answers; `first_group` is the number of the first prompt in its step. Each answer has draws of
     its own, decided by seed, step and its index in the step: neither the rank that samples it nor its batch changes
-    them. The size of the batches changes at most the last bits, where decoding rounds by it (bfloat16).
+    them. The size of the batches changes at most the last bits, where decoding rounds by it (bfloat16). Prompts whose
+    kind names an environment are answered in turns.
 
     Raises RewardError for a reward that is no number, VerifierError for a verifier that failed.
     """
@@ -84,19 +99,29 @@ def sample_answers(
         first_index=first_group * objective.samples_per_prompt,
         keeps_routes=objective.routes != "ignore",
     )
-    generation = engine.generate(asked_ids, sampling, str(step))
-    written = [
-        WrittenAnswer(tokenizer.decode(answer_ids, skip_special_tokens=False), answer_ids[-1] in stop_token_ids)
-        for answer_ids in generation.token_ids
+    draws = sampling_draws(sampling, len(asked))
+    episodes = [
+        Episode(token_ids, own, prompt.open_environment())
+        for token_ids, own, prompt in zip(asked_ids, draws, asked, strict=True)
     ]
-    whole = [[*prompt, *answer] for prompt, answer in zip(asked_ids, generation.token_ids, strict=True)]
-    scores = None if score is None else score(whole)
-    rewards = reward_answers(asked, written, list(map(len, generation.token_ids)), scores, objective)
-    routes = generation.routes or [None] * len(asked)
-    columns = (asked, asked_ids, generation.token_ids, generation.sampled_log_probabilities, written, rewards, routes)
+    player = EpisodePlayer(tokenizer, objective.episodes, stop_token_ids, objective.enable_thinking)
+    player.play(lambda rows, given: engine.generate(rows, sampling, str(step), given), episodes)
+    scores = None if score is None else score([episode.row for episode in episodes])
+    num_tokens = [len(episode.token_ids) for episode in episodes]
+    rewards = reward_answers(asked, [episode.written for episode in episodes], num_tokens, scores, objective)
     rollouts = [
-        Rollout(prompt, token_ids, answer_ids, log_probabilities, answer.text, reward, kept)
-        for prompt, token_ids, answer_ids, log_probabilities, answer, reward, kept in zip(*columns, strict=True)
+        Rollout(
+            prompt,
+            episode.prompt_ids,
+            episode.token_ids,
+            episode.log_probabilities,
+            tokenizer.decode(episode.token_ids, skip_special_tokens=False),
+            reward,
+            episode.routes_LTK,
+            episode.tool_spans,
+            episode.figures,
+        )
+        for prompt, episode, reward in zip(asked, episodes, rewards, strict=True)
     ]
     for start in range(0, len(rollouts), objective.samples_per_prompt):
         group = rollouts[start : start + objective.samples_per_prompt]
@@ -138,10 +163,11 @@ def describe_groups(
             "prompt_id": group[0].prompt.id,
             "kind": group[0].prompt.kind,
             "question": group[0].prompt.question,
-            "answer": group[0].prompt.answer,
+            "answer": group[0].prompt.answer[:MAX_SHOWN_ANSWER_CHARS],
             "samples": [rollout.text for rollout in group],
             "rewards": [rollout.reward.total for rollout in group],
             "parts": [asdict(rollout.reward) for rollout in group],
+            "episodes": [asdict(rollout.episode) for rollout in group if rollout.episode is not None],
         }
         for group in groups
         if group

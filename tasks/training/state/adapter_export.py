@@ -63,7 +63,8 @@ def write_adapter(adapter: SavedTensors | StateFiles, recipe: AdapterRecipe, ada
 
 
 def peft_config(recipe: AdapterRecipe) -> dict[str, object]:
-    """adapter_config.json's content; PEFT's defaults are left out."""
+    """adapter_config.json's content; PEFT's defaults are left out. PEFT loads no dropout of target_parameters."""
+    parameters = [name for target in recipe.targets for name in _PARAMETERS.get(target, ())]
     fused = {_FUSED: 2} if "routed_experts" in recipe.targets else {}
     return {
         "peft_type": "LORA",
@@ -72,10 +73,10 @@ def peft_config(recipe: AdapterRecipe) -> dict[str, object]:
         "lora_alpha": recipe.alpha,
         "rank_pattern": {name: factor * recipe.rank for name, factor in fused.items()},
         "alpha_pattern": {name: factor * recipe.alpha for name, factor in fused.items()},
-        "lora_dropout": 0.0,
+        "lora_dropout": 0.0 if parameters else recipe.dropout,
         "bias": "none",
         "use_dora": recipe.kind == "dora",
         "target_modules": list(ATTENTION_MATRICES) if "attention" in recipe.targets else [],
-        "target_parameters": [name for target in recipe.targets for name in _PARAMETERS.get(target, ())],
+        "target_parameters": parameters,
         "inference_mode": True,
     }

@@ -76,7 +76,8 @@ def start_checkpoint(work_dir: Path, step: int) -> Path:
 
 def write_file(path: Path, data: memoryview | bytes, runs: tuple[tuple[str, Run], ...] = ()) -> SavedFile:
     """Write and hash a file in one pass."""
-    view, blocks = memoryview(data).cast("B"), []
+    view = memoryview(data).cast("B") if len(data) else memoryview(b"")  # an empty view has no cast
+    blocks = []
     with open(path, "wb") as file:
         for begin in range(0, len(view), BLOCK_BYTES):
             block = view[begin : begin + BLOCK_BYTES]

@@ -109,7 +109,6 @@ class NodeCheckpoints:
             replace_durably(directory / UPLOAD_FILE, json.dumps({**vars(upload), "files": _as_json(files)}).encode())
         except OSError as error:
             files = str(error)
-        del snapshot  # frees the memory while the upload goes on
         try:
             upload_files(self.work_dir, upload, files, directory)
             if upload.rank == 0:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from configs.files.stored_files import CorruptFileError, VerifiedReader
-from tasks.training.state.checkpoints import DamagedCheckpointError, SavedFile, read_index
-from tasks.training.state.position import Position
+from tasks.training.state.checkpoints import SavedFile
 from tasks.training.state.tensor_runs import Box, Run, overlaps, whole_run
 
 STATE_FILE = "state.json"
@@ -48,16 +47,6 @@ class SavedState:
     def position_bytes(self) -> bytearray:
         """state.json."""
         return self._read(STATE_FILE, 0, self.files[STATE_FILE].size)
-
-    def position(self) -> Position:
-        """Raises DamagedCheckpointError: nothing can be read without it."""
-        data = self.position_bytes()
-        self.refuse_damage()
-        return Position.model_validate_json(data)
-
-    def refuse_damage(self) -> None:
-        if self.damage:
-            raise DamagedCheckpointError(self.directory, self.damage)
 
     def elements(self, file: str, first: int, num_elements: int) -> Tensor:
         """Elements of a file, flat, float32."""
@@ -130,8 +119,3 @@ class SavedTensors:
 def view_of(flat: Tensor, run: Run, rectangle: Box) -> Tensor:
     """A rectangle in a flat tensor that begins with the rectangle's first element and is laid out as the run is."""
     return flat.as_strided((rectangle.num_rows, rectangle.width), (run.box.width, 1), flat.storage_offset())
-
-
-def open_saved_state(checkpoint_dir: Path) -> SavedState:
-    """Of a checkpoint whose index `find_checkpoint` has read."""
-    return SavedState(checkpoint_dir, read_index(checkpoint_dir))

@@ -14,8 +14,8 @@ import pytest
 from configs.load import load_scale
 from tasks.data.filtering.heuristics import RULES, flat_bounds, measure, name_reasons
 from tasks.data.scoring.language_id import identify_languages
+from tests.data.filtering.text_oracle import measures_of, repeated_ngrams_share, top_ngram_share
 from tests.support.data_inputs import RECIPE, SHARED_DATA, prose
-from tests.support.text_oracle import measures_of, repeated_ngrams_share, top_ngram_share
 
 OPEN = {
     "min_words": 0,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from configs.schema import SynthesisRecipe
+from tasks.data.environments.environments import OPENERS, TOOLS
 from tasks.data.problems import equation_problems, logic_problems, system_problems
 from tasks.data.problems.arithmetic import (
     OPERATIONS,
@@ -41,6 +43,8 @@ RECIPE = SynthesisRecipe(
     difficulty=1,
     num_held_out_problems=0,
     prompt_families=(),
+    tasks={},
+    num_task_chats=0,
     num_safety_chats=0,
     num_safety_prompts=0,
 )
@@ -221,12 +225,11 @@ def test_requests_to_decline_or_answer_are_conversations_and_prompts_and_others_
     counts = {"num_safety_chats": 60, "num_safety_prompts": 40, "thinking_share": 0.5}
     made = compute(synthesize_problems, tmp_path, recipe=RECIPE.model_copy(update=counts))
     chats = {question: (thought, answer) for question, thought, answer in conversations(made) if " is " not in question}
-    prompts = [row for row in rows(made, "prompts.parquet") if row["kind"] == "safety"]
+    prompts = [row for row in rows(made, "prompts.parquet") if row["domain"] == "safety"]
     held_out = {row["prompt"] for row in rows(made, "safety.parquet")}
     asked = {row["prompt"] for row in prompts}
     assert (len(chats), len(asked), made.record.num_safety_requests) == (60, 40, len(held_out))
     assert not asked & set(chats) and not held_out & (asked | set(chats))
-    assert {row["domain"] for row in prompts} == {"safety"}
     labels = [json.loads(row["answer"])["label"] for row in prompts]
     assert (
         labels.count("harmful") == labels.count("harmless") == 20 == sum(row["family"] == "harmful" for row in prompts)
@@ -404,3 +407,19 @@ def test_our_own_programs_run_in_a_process_of_their_own():
     assert run_trusted(
         ["assert True", "assert False", "pass", "def f(:", "import os\nassert not os.environ.get('HOME')"]
     ) == [True, False, True, False, True]
+
+
+def test_tasks_of_environments_are_prompts_and_others_are_solved_in_conversations(tmp_path):
+    recipe = RECIPE.model_copy(update={"tasks": {"calculator": 12, "retail": 15}, "num_task_chats": 8})
+    made = compute(synthesize_problems, tmp_path, recipe=recipe)
+    tasks = rows(made, "tasks.parquet")
+    assert Counter(row["kind"] for row in tasks) == {"calculator": 12, "retail": 15} and made.record.num_tasks == 27
+    solved = [row for row in rows(made, "chats.parquet") if row["kind"] in ("calculator", "retail")]
+    assert len(solved) == 16 and made.record.num_chats == RECIPE.num_chats + 16
+    asked = {json.loads(row["messages"])[0]["content"] for row in solved}
+    assert len(asked) == 16 and not asked & {row["prompt"] for row in tasks}
+    for row in (*tasks, *solved):
+        names = [tool["function"]["name"] for tool in json.loads(row["tools"])]
+        assert names == [tool.name for tool in TOOLS[row["kind"]]]
+    for row in tasks:
+        assert row["domain"] == "agentic" and OPENERS[row["kind"]](row["answer"]).judge("") is False

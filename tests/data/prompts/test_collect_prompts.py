@@ -103,7 +103,7 @@ def collected(root, sources, recipe=RECIPES):
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
     files = {kind: [record for record, _ in records] for kind, records in FILES.items()}
-    sources = listed(tmp_path_factory.mktemp("data"), files | {"swe_task": [{"x": 1}]}, {"choice": ", domain: medical"})
+    sources = listed(tmp_path_factory.mktemp("data"), files | {"proof": [{"x": 1}]}, {"choice": ", domain: medical"})
     return collected(tmp_path_factory.mktemp("store"), sources)
 
 
@@ -118,7 +118,7 @@ def test_every_record_is_a_prompt_or_has_a_reason(prompts):
             offset += len(json.dumps(record)) + 1
     reasons = [reason for records in FILES.values() for _, reason in records if reason]
     assert prompts.record.rejected == {reason: reasons.count(reason) for reason in sorted(set(reasons))}
-    assert prompts.record.unread_files == {"swe_task": 1}
+    assert prompts.record.unread_files == {"proof": 1}
 
 
 def test_prompts_have_kind_and_domain_and_generated_ones_stay_as_they_are(prompts):

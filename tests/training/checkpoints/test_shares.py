@@ -126,5 +126,6 @@ def test_damage_that_one_rank_reads_is_an_error_on_all_ranks(tmp_path):
     directory = tmp_path / "2 ZeRO 1"
     assert {"rank-00000.bin", "rank-00001.bin", "state.json"} == set(read_index(directory))
     flip_a_bit(directory / "rank-00001.bin")
-    for result in on_ranks(load_damaged, 2, tmp_path, str(directory)):
+    damaged = directory.rename(tmp_path / "step-000000001")
+    for result in on_ranks(load_damaged, 2, tmp_path, str(damaged)):
         assert "rank-00001.bin: the block at byte" in result["error"], result

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch.func import functional_call
 from torch.nn.functional import logsigmoid
 
 from model.architecture.losses import IGNORED
@@ -13,7 +16,9 @@ from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import to_checkpoint_tensors
 from model.formats.hf_checkpoint import config_dict, is_reward_model, load_model, write_checkpoint
 from tasks.evaluation.score_pairs import row_values
+from tasks.training.loop.pair_data import divided_batches
 from tasks.training.loop.pair_rows import PairRows
+from tests.model.test_adapters import LORA, adapted_model, merge_one
 from tests.support.model_recipes import GLM46, random_model, with_every_expert
 
 pytestmark = pytest.mark.usefixtures("clear_routing")
@@ -94,6 +99,31 @@ def test_dpo_is_the_loss_of_the_paper_and_has_its_gradient(tmp_path):
     assert_equal_gradients(ours, gradients(model))
 
 
+def test_dpo_of_an_adapter_has_the_gradient_of_the_merged_matrices(tmp_path):
+    model = adapted_model(GLM46, LORA)
+    model.runs_mtp = False
+    rows = pair_rows(tmp_path, REFERENCE)
+    loss, ours = losses_of(model, [rows.micro_batch([0, 1], CPU), rows.micro_batch([2], CPU)])
+    own = {
+        name: value.detach().clone().requires_grad_() for name, value in model.named_parameters() if value.requires_grad
+    }
+    plain = random_model(GLM46)
+    merged = {name: merge_one(name, value, own, LORA) for name, value in plain.state_dict().items()}
+
+    def answer(tokens_BT):
+        return functional_call(plain, merged, (tokens_BT,))
+
+    terms = []
+    for prompt, answers, reference in zip(PROMPTS, ANSWERS, REFERENCE, strict=True):
+        chosen, rejected = (answer_log_probability(answer, prompt, tokens) for tokens in answers)
+        terms.append(-logsigmoid(BETA * ((chosen - reference[0]) - (rejected - reference[1]))))
+    expected = torch.stack(terms).mean()
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-4)
+    for name, value in own.items():
+        torch.testing.assert_close(ours[name], value.grad, rtol=2e-3, atol=1e-5, msg=name)
+
+
 def test_the_reward_loss_is_that_of_bradley_and_terry_and_has_its_gradient(tmp_path):
     model, rows = reward_model(), pair_rows(tmp_path)
     loss, ours = losses_of(model, [rows.micro_batch([0, 1], CPU), rows.micro_batch([2], CPU)])
@@ -108,6 +138,19 @@ def test_the_reward_loss_is_that_of_bradley_and_terry_and_has_its_gradient(tmp_p
     plain.backward()
     assert loss == pytest.approx(plain.item(), rel=1e-5)
     assert_equal_gradients(ours, gradients(model))
+
+
+@pytest.mark.parametrize(("num_ranks", "num_sequences"), [(1, 2), (1, 6), (2, 2), (3, 4)])
+def test_rows_of_pairs_have_the_numbers_of_their_phase_on_any_rank(num_ranks, num_sequences, tmp_path):
+    rows, found = pair_rows(tmp_path), {}
+    for rank in range(num_ranks):
+        axis = SimpleNamespace(rank=rank, size=num_ranks)
+        for batch in divided_batches(rows, [2, 0, 1], axis, num_sequences, CPU, first_row=10):
+            if not batch.is_filler:
+                tokens = [tuple(filter(None, row)) for row in batch.token_ids_BT.tolist()]
+                found |= dict(zip(batch.row_numbers_B.tolist(), tokens, strict=True))
+    expected = [tuple(PROMPTS[pair] + answer) for pair in (2, 0, 1) for answer in ANSWERS[pair]]
+    assert [found[number] for number in range(10, 16)] == expected and len(found) == 6
 
 
 def test_a_filler_weighs_nothing_and_pairs_are_its_terms(tmp_path):

@@ -178,6 +178,20 @@ def test_two_ranks_train_as_one_does(tuned, trained, tmp_path):
         torch.testing.assert_close(theirs[name], tensor, rtol=1e-2, atol=2e-3, msg=name)
 
 
+ADAPTER = {"kind": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.25, "targets": ["attention", "shared_experts"]}
+
+
+def test_dpo_trains_an_adapter_and_a_killed_phase_leaves_out_the_same_inputs(inputs, tuned, tmp_path):
+    recipe = pair_recipe("dpo", adapter=ADAPTER)
+    expected = inputs.train(pair_arguments(inputs, recipe, tuned))
+    lines = metrics_of(expected.path("metrics.jsonl"))
+    assert lines[0]["lm"] == pytest.approx(0.693147, abs=1e-4) and lines[-1]["lm"] < 0.65
+    assert json.loads(expected.path("adapter/adapter_config.json").read_text())["r"] == ADAPTER["rank"]
+    other = TrainingInputs(tmp_path / "killed")
+    resumed = train_through_a_kill(other, pair_arguments(other, recipe, tuned, SAVE_EVERY_STEP))
+    assert resumed.digest == expected.digest
+
+
 def test_an_epoch_reads_every_pair_once_in_an_order_of_its_own():
     order = PairOrder(7, 46)
     epochs = [order.pairs(start, start + 7) for start in (0, 7)]
@@ -198,6 +212,12 @@ def test_what_cannot_train_is_refused_by_name(kind, changes, reason):
     refuse_impossible_training(pair_recipe(kind), RESOURCES)
     with pytest.raises(ValueError, match=reason):
         refuse_impossible_training(pair_recipe(kind), RESOURCES.model_copy(update=changes))
+
+
+def test_a_new_head_is_no_adapter():
+    refuse_impossible_training(pair_recipe("dpo", adapter=ADAPTER), RESOURCES)
+    with pytest.raises(ValueError, match=r"adapter.kind lora cannot train reward, whose head is new .*kind to none"):
+        refuse_impossible_training(pair_recipe("reward", adapter=ADAPTER), RESOURCES)
 
 
 def test_a_loss_of_the_mtp_layer_is_refused_since_it_would_learn_rejected_answers():

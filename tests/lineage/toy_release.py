@@ -30,6 +30,7 @@ PAGES = (
 """Two pieces of one page, one other page, and a copy of it that is dropped."""
 DOCUMENTS = tuple(
     {"id": document_id(page["source"], page["offset"], page["piece"]), **page, "text": f"Text {n}.", "num_bytes": 7}
+    | {"language": "en", "domain": "web"}
     for n, page in enumerate(PAGES)
 )
 KEPT = DOCUMENTS[:3]
@@ -42,6 +43,7 @@ class Toy(Record):
     arithmetic_accuracy: float = 0.5
     pass_at_1: float = 0.75
     choice_accuracy: float | None = None
+    safe_answer_share: float | None = None
     dropped: dict[str, int] = Field(default_factory=dict)
 
 
@@ -86,7 +88,8 @@ def deduplicate_documents(*, documents, output: Output) -> Toy:
 
 @step(content=("documents/*",))
 def filter_documents(*, documents, output: Output) -> Toy:
-    _write(output, "documents/part-0.parquet", KEPT, ("id", "source", "offset", "piece", "url", "text", "num_bytes"))
+    columns = ("id", "source", "offset", "piece", "url", "text", "num_bytes", "language", "domain")
+    _write(output, "documents/part-0.parquet", KEPT, columns)
     return Toy(name="filtered")
 
 
@@ -170,7 +173,7 @@ class ToyRelease:
     artifacts: dict[str, Artifact]
 
 
-def make_release(store: Store) -> ToyRelease:
+def make_release(store: Store, num_tokens: int = 12) -> ToyRelease:
     """Run the toy steps into a store, or find them there."""
     ingested = commit(store, ingest_documents)
     extracted = commit(store, extract_documents, records=ingested)
@@ -180,7 +183,7 @@ def make_release(store: Store) -> ToyRelease:
     shards = commit(store, shard_documents, documents=filtered, tokenizer=tokenizer)
     packed = commit(store, pack_phase, shards=shards)
     given = {"packed": packed, "shards": shards, "tokenizer": tokenizer, "start": None}
-    checkpoint = commit(store, train_phase, recipe=Trained(), **given)
+    checkpoint = commit(store, train_phase, recipe=Trained(num_tokens=num_tokens), **given)
     gguf = commit(store, convert_to_gguf, checkpoint=checkpoint)
     decision = commit(store, decide_gate, evaluation=commit(store, evaluate_checkpoint, checkpoint=checkpoint))
     promotion = commit(store, decide_promotion, comparison=decision)
