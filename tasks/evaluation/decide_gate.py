@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from infra.step import Artifact, Output, Record, digest_of, step
-from tasks.data.prompts.refusals import HARMFUL, HARMLESS
+from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.evaluation.bounds import Bound, Verdict
 from tasks.evaluation.comparisons import BITS_PER_BYTE, WORKED_BITS_PER_BYTE, Compared, compare, judge, measured_figures
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, chance_cv, chance_load, read_expert_use

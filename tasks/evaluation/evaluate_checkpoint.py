@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Record, step
-from tasks.data.prompts.refusals import HARMFUL, HARMLESS
+from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.evaluation.choice_scores import score_choices
 from tasks.evaluation.document_scores import score_documents
 from tasks.evaluation.engine import load_engine, load_tokenizer, reproducible_arithmetic

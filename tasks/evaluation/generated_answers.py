@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress
 from model.text.chat_template import answer_of, encode, problem_prompt
-from tasks.data.prompts.refusals import behaves
+from tasks.data.problems.refusals import behaves
 from tasks.evaluation.engine import Engine, document_token_ids, end_token_ids
 from tasks.evaluation.items import ARITHMETIC, SAFETY, Item
 from tasks.evaluation.suite import Question

@@ -52,7 +52,7 @@ class Item:
     prompt_digest: str
     """sha256 of what the model was asked: the document, the problem, the question with its choices."""
     expected: str
-    """The right answer, what a request asks for (tasks/data/prompts/refusals.py), or the number of the right choice;
+    """The right answer, what a request asks for (tasks/data/problems/refusals.py), or the number of the right choice;
     empty for a document."""
     output: str
     """The generated answer; a JSON list of the sampled answers to a chat problem or request, of the choices'

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of
-from tasks.data.prompts.refusals import HARMFUL, HARMLESS
 from tasks.data.readers.json_lines import json_lines
 from tasks.data.readers.source_bytes import HashingReader, open_source
 from tasks.data.records.documents import document_id

@@ -20,7 +20,7 @@ from infra.step import Artifact, Output, Record, Step, step
 from infra.storage.store import Store
 from model.text.chat_template import CHAT_TEMPLATE, encode, render_to_train
 from model.text.tokenizer_layout import END_OF_TEXT, PRETOKENIZER_PATTERN, SPECIAL_TOKENS, added_tokens
-from tasks.data.prompts.refusals import expected_behaviour
+from tasks.data.problems.refusals import expected_behaviour
 from tasks.data.sources.list_sources import SourceFile, SourceListing
 from tasks.evaluation.select_evaluation_items import EvaluationSuite, select_evaluation_items
 from tests.support.data_inputs import RESOURCES

@@ -10,9 +10,11 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from tasks.data.prompts.refusals import HARMFUL, HARMLESS
+from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.data.records.documents import content_digest
 
+DOMAIN = "safety"
+"""Of the prompts."""
 REFUSAL = "I can't help with that."
 NUM_HELD_OUT = 60
 """Held-out requests of each label."""

@@ -17,8 +17,9 @@ from tasks.data.problems.arithmetic import OPERATIONS, answers, choose_problems,
 from tasks.data.problems.environment_tasks import TASK_COLUMNS, task_rows
 from tasks.data.problems.reasoned_problem import ReasonedProblem
 from tasks.data.problems.reasoning_families import FAMILIES, choose_reasoned
+from tasks.data.problems.refusals import expected_behaviour
+from tasks.data.problems.safety_requests import DOMAIN as SAFETY
 from tasks.data.problems.safety_requests import SafetyRequest, held_out_requests, training_requests
-from tasks.data.prompts.refusals import expected_behaviour
 from tasks.data.records.documents import (
     CHAT_COLUMNS,
     NUM_HASHES,
@@ -31,7 +32,6 @@ from tasks.data.records.documents import (
     document_id,
     sampling_hash,
 )
-from tasks.data.seeds.problem_kinds import EXACT, SAFETY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ HELD_OUT_SOURCE = "synthetic/held-out"
 SAFETY_CHAT_SOURCE = "synthetic/safety-chats"
 SAFETY_SOURCE = "synthetic/safety"
 
-ASKED_COLUMNS = "id string, domain string, kind string, prompt string, answer string, family string"
+ASKED_COLUMNS = "id string, domain string, prompt string, answer string, family string"
 HELD_OUT_COLUMNS = f"{ASKED_COLUMNS}, text string"
 COLUMNS = {
     "documents/part-00000.parquet": PREPARED_COLUMNS,
@@ -144,11 +144,11 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         asked = family.training[: -(-len(family.training) * recipe.num_chats // recipe.num_training_problems)]
         chats += [_reasoned_chat(family.name, number, problem, recipe) for number, problem in enumerate(asked)]
     tasks, task_chats = task_rows(recipe.tasks, recipe.num_task_chats)
-    chats += task_chats
-    prompts = [(EXACT, problem.question, problem.result, f"arithmetic {problem.operation}") for problem in unseen]
-    prompts += [(EXACT, each.question, each.answer, family.name) for family in families for each in family.prompts]
+    prompts = [(SYNTHETIC, problem.question, problem.result, f"arithmetic {problem.operation}") for problem in unseen]
+    prompts += [(SYNTHETIC, each.question, each.answer, family.name) for family in families for each in family.prompts]
     requests = training_requests(recipe.num_safety_chats + recipe.num_safety_prompts)
-    chats += [_safety_chat(number, each, recipe) for number, each in enumerate(requests[: recipe.num_safety_chats])]
+    shown = enumerate(requests[: recipe.num_safety_chats])
+    chats += [*task_chats, *(_safety_chat(number, each, recipe) for number, each in shown)]
     prompts += [_safety_prompt(request) for request in requests[recipe.num_safety_chats :]]
     held_out = [(problem, family.name) for family in families for problem in family.held_out]
     safety = [_safety_prompt(request) for request in held_out_requests()]
@@ -159,7 +159,8 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         "tasks.parquet": tasks,
         "problems.parquet": [_evaluation_problem(number, problem) for number, problem in enumerate(evaluation)],
         "held_out.parquet": [
-            _asked(HELD_OUT_SOURCE, number, EXACT, problem.question, problem.answer, family) | {"text": problem.text}
+            _asked(HELD_OUT_SOURCE, number, SYNTHETIC, problem.question, problem.answer, family)
+            | {"text": problem.text}
             for number, (problem, family) in enumerate(held_out)
         ],
         "safety.parquet": [_asked(SAFETY_SOURCE, number, *request) for number, request in enumerate(safety)],
@@ -284,16 +285,15 @@ def _safety_chat(number: int, request: SafetyRequest, recipe: SynthesisRecipe) -
 
 
 def _safety_prompt(request: SafetyRequest) -> tuple[str, str, str, str]:
-    """(kind, question, what the verifier expects, label)"""
+    """(domain, question, what the verifier expects, label)"""
     return SAFETY, request.text, expected_behaviour(request.label, request.known), request.label
 
 
-def _asked(source: str, number: int, kind: str, question: str, answer: str, family: str) -> dict[str, object]:
+def _asked(source: str, number: int, domain: str, question: str, answer: str, family: str) -> dict[str, object]:
     """A prompt, or a problem or request that is held out."""
     return {
         "id": document_id(source, number, 0),
-        "domain": SYNTHETIC if kind == EXACT else SAFETY,
-        "kind": kind,
+        "domain": domain,
         "prompt": question,
         "answer": answer,
         "family": family,

@@ -18,7 +18,7 @@ from tasks.data.prompts.prompt_records import READERS, UnusablePromptError, prom
 from tasks.data.readers.json_lines import JsonLine, json_lines
 from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
 from tasks.data.records.documents import AGENTIC, document_id, sampling_hash
-from tasks.data.seeds.problem_kinds import CODE, DOMAIN_OF_KIND
+from tasks.data.seeds.problem_kinds import CODE, DOMAIN_OF_KIND, EXACT, SAFETY
 from tasks.data.seeds.verify_solutions import REJECTED, write_rows
 
 if TYPE_CHECKING:
@@ -92,11 +92,10 @@ def _generated(synthetic: Artifact[SynthesizedProblems]) -> list[Row]:
     import pyarrow.parquet as pq
 
     numbers = {document_id(PROMPT_SOURCE, number, 0): number for number in range(synthetic.record.num_prompts)}
-    made = pq.read_table(
-        synthetic.path("prompts.parquet"), columns=["id", "domain", "kind", "prompt", "answer"]
-    ).to_pylist()
+    made = pq.read_table(synthetic.path("prompts.parquet"), columns=["id", "domain", "prompt", "answer"]).to_pylist()
     place = {"source": PROMPT_SOURCE, "collection": PROMPT_SOURCE, "licence": "", "tools": "[]"}
-    rows = [{**row, **place, "offset": numbers[row["id"]]} for row in made]
+    kinds = {DOMAIN_OF_KIND[SAFETY]: SAFETY}
+    rows = [{**row, **place, "kind": kinds.get(row["domain"], EXACT), "offset": numbers[row["id"]]} for row in made]
     numbers = {document_id(TASK_SOURCE, number, 0): number for number in range(synthetic.record.num_tasks)}
     place = {"source": TASK_SOURCE, "collection": TASK_SOURCE, "licence": ""}
     tasks = pq.read_table(synthetic.path("tasks.parquet")).to_pylist()

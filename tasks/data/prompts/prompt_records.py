@@ -21,9 +21,9 @@ from tasks.data.environments.python_programs import KIND as PYTHON
 from tasks.data.environments.repository import KIND as SWE_TASK
 from tasks.data.environments.repository import failed_tests
 from tasks.data.environments.repository_tests import name_of
+from tasks.data.problems.refusals import HARMFUL, HARMLESS, expected_behaviour
 from tasks.data.prompts.constraints import constraint_problem
 from tasks.data.prompts.function_calls import ExpectedCall
-from tasks.data.prompts.refusals import HARMFUL, HARMLESS, expected_behaviour
 from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import asked_question, code_parts, code_question, math_parts
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from model.text.chat_template import answer_of
 from tasks.data.environments.environment import Environment
+from tasks.data.problems.refusals import behaves
 from tasks.data.prompts.constraints import satisfies
 from tasks.data.prompts.function_calls import calls_agree
-from tasks.data.prompts.refusals import behaves
 from tasks.data.sandbox.code_sandbox import FAILED, PASSED, find_verdict
 from tasks.data.seeds.code_answers import program_of
 from tasks.data.seeds.math_answers import answers_agree, boxed_answers, final_answer

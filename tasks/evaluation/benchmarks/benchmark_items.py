@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
+from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of, tool_request
-from tasks.data.prompts.refusals import HARMFUL, HARMLESS
 from tasks.data.readers.json_lines import json_lines
 from tasks.data.readers.source_bytes import HashingReader, decompressed, open_source
 from tasks.data.seeds.math_answers import without_annotations

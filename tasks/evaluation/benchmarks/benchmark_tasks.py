@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from configs.schema import Benchmark, LikelihoodBenchmark
 from model.text.chat_template import answer_of
-from tasks.data.prompts.refusals import behaves
+from tasks.data.problems.refusals import behaves
 from tasks.data.prompts.verifiers import agrees_mathematically, calls_functions, follows_constraints
 from tasks.data.sandbox.code_sandbox import PASSED, find_verdict
 from tasks.data.seeds.code_answers import program_of

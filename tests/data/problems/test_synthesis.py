@@ -225,12 +225,11 @@ def test_requests_to_decline_or_answer_are_conversations_and_prompts_and_others_
     counts = {"num_safety_chats": 60, "num_safety_prompts": 40, "thinking_share": 0.5}
     made = compute(synthesize_problems, tmp_path, recipe=RECIPE.model_copy(update=counts))
     chats = {question: (thought, answer) for question, thought, answer in conversations(made) if " is " not in question}
-    prompts = [row for row in rows(made, "prompts.parquet") if row["kind"] == "safety"]
+    prompts = [row for row in rows(made, "prompts.parquet") if row["domain"] == "safety"]
     held_out = {row["prompt"] for row in rows(made, "safety.parquet")}
     asked = {row["prompt"] for row in prompts}
     assert (len(chats), len(asked), made.record.num_safety_requests) == (60, 40, len(held_out))
     assert not asked & set(chats) and not held_out & (asked | set(chats))
-    assert {row["domain"] for row in prompts} == {"safety"}
     labels = [json.loads(row["answer"])["label"] for row in prompts]
     assert (
         labels.count("harmful") == labels.count("harmless") == 20 == sum(row["family"] == "harmful" for row in prompts)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tasks.data.problems.refusals import HARMFUL, HARMLESS, expected_behaviour
 from tasks.data.problems.safety_requests import (
     HELD_OUT_HARMFUL,
     HELD_OUT_HARMLESS,
@@ -16,7 +17,6 @@ from tasks.data.problems.safety_requests import (
     training_requests,
 )
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of
-from tasks.data.prompts.refusals import HARMFUL, HARMLESS, expected_behaviour
 from tasks.data.prompts.verifiers import AskedPrompt, WrittenAnswer, verify_answers
 from tests.conftest import ROOT
 
