@@ -67,7 +67,7 @@ NUM_PROMPTS, GROUP_SIZE = 10, 8
 WARM_STEPS, WARM_RATE, RATE = 15, 5e-3, 5e-3
 ADAM_EPS = 1e-3
 """As large as a gradient is: with 1e-8 a step has its full size however little the last groups teach."""
-STALE_STEPS = 8
+STALE_STEPS = 4
 FIRST_SEED = 46
 MEASURED_EVERY = 10
 """Steps between measurements of what the trained weights themselves answer."""

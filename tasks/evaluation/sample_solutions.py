@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from infra.step import Artifact, Output, Progress, Record, canonical_json, step
 from model.text.chat_template import encode, render_to_train
 from model.text.tokenizer_layout import END_TOKENS
+from tasks.data.environments.environments import OPENERS
 from tasks.data.prompts.function_calls import written_calls
 from tasks.data.prompts.verifiers import WrittenAnswer, verify_answers
 from tasks.data.records.documents import CHAT_COLUMNS, TRAIN, document_id
@@ -91,7 +92,9 @@ def sample_solutions(
 
     checkpoint_dir, objective = checkpoint.directory("hf"), recipe.objective
     tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
-    every, room = read_prompts(prompts.path("prompts.parquet")), recipe.sequence_length - objective.max_new_tokens
+    # A conversation that is kept has one answer: tasks of environments are not asked.
+    every = [prompt for prompt in read_prompts(prompts.path("prompts.parquet")) if prompt.kind not in OPENERS]
+    room = recipe.sequence_length - objective.max_new_tokens
     asked = [prompt for prompt in every if len(prompt.token_ids(tokenizer, objective.enable_thinking)) <= room]
     solving = Solving(tokenizer, recipe, f"{SOURCE}/{checkpoint.digest[:12]}")
     with reproducible_arithmetic(recipe.num_threads):

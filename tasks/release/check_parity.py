@@ -96,6 +96,7 @@ def check_parity(
     rows = [Row(answer.prompt_ids, answer.token_ids[: answer.num_clear]) for answer in answers]
     hf_dir = checkpoint.directory("hf")
     filler = load_tokenizer(hf_dir / "tokenizer.json").token_to_id(FILLER)
+    assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
     vocab_size = json.loads((hf_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     served = gguf.path(gguf.record.file_names[SERVED_TYPE])
     engines = {

@@ -29,8 +29,13 @@ PARTS_OF_SOME = {
     "reward_score": "score of the reward model",
     "reference_kl": "nats per token from the reference",
     "explained_variance": "variance of the returns that the critic explains",
+    "episode_turns": "turns of an episode",
+    "tool_success": "tool calls without an error",
+    "tool_tokens": "tokens of tools in an episode",
+    "tool_timeouts": "tool calls per step that ran out of time",
+    "format_error_share": "episodes ended by an unreadable call",
 }
-"""Of phases with a reward model, or a critic."""
+"""Of phases with a reward model, a critic, or environments."""
 SMOOTHED_STEPS = 10
 NUM_SAMPLE_GROUPS = 4
 """Number of groups that are shown of the first and of the last logged step."""

@@ -111,6 +111,12 @@ FERTILITY = {
     "bytes_per_token": [3.5, 3.5],
     "vocabulary_share": [0.5, 0.5],
 }
+REQUESTS = {
+    "id": GOOD["id"],
+    "prompt": ["How do I take it?", "How do I take it back?"],
+    "answer": ['{"known": "", "label": "harmful"}', '{"known": "", "label": "harmless"}'],
+    "family": ["harmful", "harmless"],
+}
 REPOSITORIES = GOOD | {"domain": ["repository", "repository"]}
 OWN_TABLES = {
     "repositories": REPOSITORIES,
@@ -132,7 +138,8 @@ OWN_TABLES = {
 
 
 def good_table(contract: str, columns: tuple[str, ...]) -> pd.DataFrame:
-    own = FERTILITY if set(columns) <= set(FERTILITY) else OWN_TABLES.get(contract, GOOD)
+    special = next((table for table in (FERTILITY, REQUESTS) if set(columns) <= set(table)), None)
+    own = special or OWN_TABLES.get(contract, GOOD)
     return pd.DataFrame({name: own[name] for name in columns})
 
 
@@ -196,11 +203,12 @@ def write_toy_table(*, output: Output) -> ToyTable:
         "question": ["a?", "b?", "c?"],
         "text": ["1+1=2", "2+2=4", "3+3=6"],
         "domain": ["math"] * 3,
+        "kind": ["exact"] * 3,
         "family": ["logic"] * 3,
         "messages": ['[{"role":"assistant"}]'] * 3,
         "tools": ["[]"] * 3,
     }
-    for name in ("problems", "prompts", "chats", "held_out"):
+    for name in ("problems", "prompts", "chats", "held_out", "safety"):
         pd.DataFrame(rows).to_parquet(output.path(f"{name}.parquet"))
     return ToyTable(num_rows=3)
 

@@ -46,6 +46,7 @@ def test_ranks_divide_the_rows_of_a_step(num_ranks):
         assert len(batches) == {1: 4, 2: 2, 3: 2}[num_ranks]  # as many on every rank: their passes exchange data
         assert not any((batch.target_ids_BT != IGNORED).any() for batch in batches if batch.is_filler)
         seen += [int(row[0]) // 100 for batch in batches if not batch.is_filler for row in batch.token_ids_BT]
+        assert all(batch.row_numbers_B.equal(batch.token_ids_BT[:, 0] // 100) for batch in batches)
     assert seen == list(range(4, 11))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from configs.schema import SynthesisRecipe
+from tasks.data.environments.environments import OPENERS, TOOLS
 from tasks.data.problems import equation_problems, logic_problems, system_problems
 from tasks.data.problems.arithmetic import (
     OPERATIONS,
@@ -406,3 +408,19 @@ def test_our_own_programs_run_in_a_process_of_their_own():
     assert run_trusted(
         ["assert True", "assert False", "pass", "def f(:", "import os\nassert not os.environ.get('HOME')"]
     ) == [True, False, True, False, True]
+
+
+def test_tasks_of_environments_are_prompts_and_others_are_solved_in_conversations(tmp_path):
+    recipe = RECIPE.model_copy(update={"tasks": {"calculator": 12, "retail": 15}, "num_task_chats": 8})
+    made = compute(synthesize_problems, tmp_path, recipe=recipe)
+    tasks = rows(made, "tasks.parquet")
+    assert Counter(row["kind"] for row in tasks) == {"calculator": 12, "retail": 15} and made.record.num_tasks == 27
+    solved = [row for row in rows(made, "chats.parquet") if row["kind"] in ("calculator", "retail")]
+    assert len(solved) == 16 and made.record.num_chats == RECIPE.num_chats + 16
+    asked = {json.loads(row["messages"])[0]["content"] for row in solved}
+    assert len(asked) == 16 and not asked & {row["prompt"] for row in tasks}
+    for row in (*tasks, *solved):
+        names = [tool["function"]["name"] for tool in json.loads(row["tools"])]
+        assert names == [tool.name for tool in TOOLS[row["kind"]]]
+    for row in tasks:
+        assert row["domain"] == "agentic" and OPENERS[row["kind"]](row["answer"]).judge("") is False

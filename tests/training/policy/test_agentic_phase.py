@@ -41,6 +41,7 @@ MODEL = GLM46.model_copy(
         "num_nextn_predict_layers": 0,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
+        "rope_theta": 10_000.0,
     }
 )
 SEQUENCE_LENGTH, ROWS, NUM_STEPS = 64, 16, 36

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +16,7 @@ from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import to_checkpoint_tensors
 from model.formats.hf_checkpoint import config_dict, is_reward_model, load_model, write_checkpoint
 from tasks.evaluation.score_pairs import row_values
+from tasks.training.loop.pair_data import divided_batches
 from tasks.training.loop.pair_rows import PairRows
 from tests.model.test_adapters import LORA, adapted_model, merge_one
 from tests.support.model_recipes import GLM46, random_model, with_every_expert
@@ -135,6 +138,19 @@ def test_the_reward_loss_is_that_of_bradley_and_terry_and_has_its_gradient(tmp_p
     plain.backward()
     assert loss == pytest.approx(plain.item(), rel=1e-5)
     assert_equal_gradients(ours, gradients(model))
+
+
+@pytest.mark.parametrize(("num_ranks", "num_sequences"), [(1, 2), (1, 6), (2, 2), (3, 4)])
+def test_rows_of_pairs_have_the_numbers_of_their_phase_on_any_rank(num_ranks, num_sequences, tmp_path):
+    rows, found = pair_rows(tmp_path), {}
+    for rank in range(num_ranks):
+        axis = SimpleNamespace(rank=rank, size=num_ranks)
+        for batch in divided_batches(rows, [2, 0, 1], axis, num_sequences, CPU, first_row=10):
+            if not batch.is_filler:
+                tokens = [tuple(filter(None, row)) for row in batch.token_ids_BT.tolist()]
+                found |= dict(zip(batch.row_numbers_B.tolist(), tokens, strict=True))
+    expected = [tuple(PROMPTS[pair] + answer) for pair in (2, 0, 1) for answer in ANSWERS[pair]]
+    assert [found[number] for number in range(10, 16)] == expected and len(found) == 6
 
 
 def test_a_filler_weighs_nothing_and_pairs_are_its_terms(tmp_path):
