@@ -65,6 +65,8 @@ MODEL_STEPS = {
     "select_evaluation_items",
     "evaluate_checkpoint",
     "decide_gate",
+    "decide_suite",
+    "evaluate_suite",
     "measure_importance",
     "convert_to_gguf",
     "evaluate_gguf",
@@ -81,6 +83,7 @@ COMPUTED_SETTINGS = {
     "reads_pairs": {"train_phase", "import_checkpoint", "sample_solutions", "write_report"},
     "is_scored": {"train_phase", "import_checkpoint", "sample_solutions", "write_report"},
     "critic_recipe": {"train_phase", "import_checkpoint", "sample_solutions", "write_report"},
+    "file_names": {"decide_suite", "evaluate_suite", "write_report"},
     "num_special_tokens": {"train_tokenizer", "import_tokenizer", "write_report"},
 }
 """Properties of settings that decide content, and the steps that are given them; the other properties make values,
