@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.data.environments.patches import PatchError, apply_patch, changed_paths, patch_in, read_patch
 from tasks.data.sandbox.code_sandbox import isolation
 from tasks.data.sandbox.tree_tests import passing_tests
-from tasks.evaluation.benchmarks.patches import PatchError, apply_patch, changed_paths, patch_in, read_patch
 
 INSTRUCTION = (
     "Resolve this issue of the repository {repository}. Answer with one patch in unified diff format between ```diff "

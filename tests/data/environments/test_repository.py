@@ -103,5 +103,5 @@ def test_a_patch_is_applied_as_git_applies_it():
     patch += "diff --git a/c.py b/c.py\n--- a/c.py\n+++ b/c.py\n@@ -1 +1 @@\n-no end\n"
     patch += "\\ No newline at end of file\n+no end\n"
     assert apply_patch(before, patch) == after | {"d.py": "one\ntwo"}
-    with pytest.raises(PatchError, match="line 4 is not 'line 5'"):
+    with pytest.raises(PatchError, match="the lines of the hunk at 1 are not in it"):
         apply_patch(before, patch.replace("-line 3", "-line 5"))

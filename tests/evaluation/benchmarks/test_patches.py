@@ -10,9 +10,9 @@ import random
 
 import pytest
 
+from tasks.data.environments.patches import PatchError, apply_patch, patch_in, read_patch
 from tasks.data.sandbox.code_sandbox import BUBBLEWRAP, NAMESPACES, problem_of
 from tasks.data.sandbox.tree_tests import passing_tests
-from tasks.evaluation.benchmarks.patches import PatchError, apply_patch, patch_in, read_patch
 from tasks.evaluation.benchmarks.repository_tasks import issue_prompt, judge_patch, prediction, task_of
 from tests.support.data_inputs import SHARED_DATA as DATA
 
