@@ -7,6 +7,7 @@ import time
 from prefect import flow, get_run_logger
 
 from configs.load import load_scale
+from flows.assess_suite import find_suite_files
 from flows.check_start import check_start, local_start
 from flows.mid_train_model import mid_train_model
 from flows.parameters import DataAddress, ScaleName, StageName
@@ -73,6 +74,7 @@ def full_pipeline(
     configuration = configuration if data is None else without_required_gains(configuration)
     refuse_missing_inputs(configuration, window, data)
     sources = list_sources(data, get_run_logger().info, "pretrain" if window.reads_documents else "sft")
+    suite_files = find_suite_files(configuration, sources)
     opened = open_store(store, home)
     refuse_unlinkable_weights(home, opened.uri)
     require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master))
@@ -81,9 +83,8 @@ def full_pipeline(
     mlflow = tracking_uri()
     if start is not None:
         check_start(configuration, start, opened, lambda: connect(mlflow))
-    run = Run(
-        configuration, home, opened, mlflow, track_pipeline(mlflow, configuration), StageLog(get_run_logger().info)
-    )
+    log = StageLog(get_run_logger().info)
+    run = Run(configuration, home, opened, mlflow, track_pipeline(mlflow, configuration), log, suite_files)
 
     prepared = prepare_data(run, sources, window.reads_documents, window.reads_pairs)
     approve_inputs(run, prepared.contracts)

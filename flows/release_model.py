@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prefect import flow
 
 from flows.assess_checkpoint import evaluate
+from flows.assess_suite import judge_suite
 from flows.quantize_model import calibration_texts, quantize_model, releases_on_nodes, write_gguf_files
 from flows.running.branches import Branches
 from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
@@ -20,6 +21,7 @@ from infra.registry.model_registry import (
     PROMOTION_DECISION_TAG,
     PROMOTION_TAG,
     QUANTIZED_TAG,
+    SUITE_TAG,
     RegisteredVersion,
     ensure_alias,
     ensure_registered,
@@ -65,6 +67,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     if not rivals.is_champion(checkpoint):
         run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
     decision = judge_against_rivals(run, prepared, assessed, rivals)
+    suite = judge_suite(run, checkpoint, rivals)
     parity = run_step(
         run,
         check_parity,
@@ -82,19 +85,16 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         decide_promotion,
         stage="gate promotion",
         comparison=decision,
+        benchmarks=None if suite is None else suite.decision,
         quantization=formats.decision,
         parity=parity,
         smoke=smoke,
         withdrawal=find_withdrawal(client, name, checkpoint),
     )
 
-    tags = {
-        PROMOTION_TAG: decision.key,
-        PROMOTION_DECISION_TAG: promotion.key,
-        GGUF_TAG: formats.gguf.key,
-        **{f"{QUANTIZED_TAG}{name}": model.checkpoint.key for name, model in formats.quantized.items()},
-        "glm46.smoke_test": "passed" if smoke.passed else "failed",
-    }
+    keys = {PROMOTION_TAG: decision.key, PROMOTION_DECISION_TAG: promotion.key}
+    keys |= {} if suite is None else {SUITE_TAG: suite.decision.key}
+    tags = {**keys, **formats.tags, "glm46.smoke_test": "passed" if smoke.passed else "failed"}
     version, _ = run_effect(
         run,
         "register release",
@@ -102,9 +102,8 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         describe=lambda result: f"version {result[0]} {result[1]}",
     )
     anchored = () if rivals.is_champion(checkpoint) else decision.record.anchored
-    return ReleasedModel(
-        version, rivals, anchored, formats.gguf_evaluation, formats.quantized, formats.decision, decision, promotion
-    )
+    scored = (formats.gguf_evaluation, formats.quantized, formats.decision)
+    return ReleasedModel(version, rivals, anchored, *scored, decision, promotion, suite)
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,12 @@ class ReleasedFormats:
     gguf_evaluation: Artifact[GgufEvaluation]
     quantized: dict[str, QuantizedModel]
     decision: Artifact[GateDecision]
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of the version that name the keys of its formats."""
+        keys = {f"{QUANTIZED_TAG}{name}": model.checkpoint.key for name, model in self.quantized.items()}
+        return {GGUF_TAG: self.gguf.key, **keys}
 
 
 def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]) -> ReleasedFormats:

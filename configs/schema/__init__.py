@@ -19,6 +19,7 @@ from configs.schema.courses import PHASE_TEMPLATES, CourseRecipe, CourseSection,
 from configs.schema.data import ContractRecipe, DataRecipe, DataSection, SparkResources
 from configs.schema.deduplication import DeduplicationRecipe, SemanticRecipe, SplitRecipe
 from configs.schema.evaluation import (
+    BenchmarkBound,
     EvaluationRecipe,
     EvaluationResources,
     EvaluationSection,
@@ -26,6 +27,9 @@ from configs.schema.evaluation import (
     MarginRecipe,
     PairEvaluationRecipe,
     PairScoringRecipe,
+    ReleaseSuite,
+    SuiteGateRecipe,
+    SuiteRecipe,
 )
 from configs.schema.filtering import FilterRecipe, HeuristicRecipe, PersonalDataRecipe, ScoreRecipe
 from configs.schema.jobs import Device, JobResources, QueueResources
@@ -87,7 +91,7 @@ from configs.schema.scoring import (
 )
 from configs.schema.serving import ServingResources, ServingSection
 from configs.schema.sources import BoilerplateRecipe, ExtractionRecipe, IngestRecipe
-from configs.schema.suites import AnswerBenchmark, Benchmark, FewShot, LikelihoodBenchmark, Suite
+from configs.schema.suites import AnswerBenchmark, Benchmark, FewShot, LikelihoodBenchmark, RetrievalBenchmark, Suite
 from configs.schema.tokens import NUM_SPECIAL_TOKENS, RepositoryRecipe, ShardRecipe, TokenizerRecipe
 from configs.schema.training import (
     AdapterRecipe,
@@ -112,6 +116,7 @@ __all__ = [
     "AdapterTarget",
     "AnswerBenchmark",
     "Benchmark",
+    "BenchmarkBound",
     "BoilerplateRecipe",
     "CalibrationRecipe",
     "ChatCollectionRecipe",
@@ -181,7 +186,9 @@ __all__ = [
     "RejectionSamplingObjective",
     "ReleaseRecipe",
     "ReleaseSection",
+    "ReleaseSuite",
     "RepositoryRecipe",
+    "RetrievalBenchmark",
     "RewardObjective",
     "RewardRecipe",
     "Scale",
@@ -197,6 +204,8 @@ __all__ = [
     "SpikeRecipe",
     "SplitRecipe",
     "Suite",
+    "SuiteGateRecipe",
+    "SuiteRecipe",
     "SynthesisRecipe",
     "TeacherLimits",
     "TeacherRecipe",

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
 from configs.schema.jobs import JobResources
+from configs.schema.suites import Suite
 
 
 class MarginRecipe(Frozen):
@@ -144,6 +145,41 @@ class EvaluationRecipe(Frozen):
         return self
 
 
+class BenchmarkBound(Frozen):
+    """What a release must hold in one benchmark of its suite."""
+
+    worst: float = Field(ge=0)
+    """The least accuracy that is accepted; of a benchmark of kind text the most bits per byte."""
+    margin: float = Field(gt=0)
+    """How much worse than the champion it may be on the same items, as in MarginRecipe."""
+
+
+class ReleaseSuite(Frozen):
+    """A suite of benchmarks that a release is asked, and its champion with it."""
+
+    name: str
+    """One of configs/suites/, or a YAML file by its path. Its files are those of the run's data, with the role
+    `evaluation`: so training text is decontaminated against them."""
+    limit: int | None = Field(gt=0)
+    """At most so many items per benchmark, those of smallest hash; null asks all."""
+    bounds: dict[str, BenchmarkBound] = Field(min_length=1)
+    """By name of the benchmark; every benchmark of the suite has one."""
+
+
+class SuiteRecipe(Frozen):
+    """What the answers to a suite depend on. Made by the flow."""
+
+    suite: Suite
+    limit: int | None
+    num_threads: int = Field(gt=0)
+
+
+class SuiteGateRecipe(Frozen):
+    """Bounds on a suite's figures. Made by the flow."""
+
+    bounds: dict[str, BenchmarkBound]
+
+
 class EvaluationResources(JobResources):
     """Where a checkpoint is evaluated: in one process, which holds the whole model on one device."""
 
@@ -152,4 +188,6 @@ class EvaluationResources(JobResources):
 
 class EvaluationSection(Frozen):
     recipe: EvaluationRecipe
+    suite: ReleaseSuite | None
+    """Benchmarks on which a release is also judged; null: none."""
     resources: EvaluationResources

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
 
+MIN_RETRIEVAL_CHARS = 80
+"""Characters of a document that one sentence with a code needs."""
+
 
 class FewShot(Frozen):
     """Answered examples before every question."""
@@ -32,20 +35,34 @@ class LikelihoodBenchmark(Frozen):
     few_shot: FewShot | None
     """null asks without examples."""
 
+    @property
+    def file_names(self) -> set[str]:
+        """Files that its items and examples come from."""
+        return {self.file} | ({self.few_shot.file} if self.few_shot is not None else set())
+
 
 class AnswerBenchmark(Frozen):
-    """Generates greedily and judges what was written."""
+    """Generates and judges what was written."""
 
     name: str
-    kind: Literal["math", "exact", "constraints", "completed_program", "program", "refusal", "over_refusal"]
+    kind: Literal[
+        "math", "exact", "constraints", "completed_program", "program", "tools", "patch", "refusal", "over_refusal"
+    ]
     """math: a final answer. exact: the text itself. constraints: IFEval's instructions. completed_program: the rest of
-    a function, judged by its tests in the sandbox. program: a whole program, likewise. refusal: harmful requests, to be
-    declined. over_refusal: harmless ones, to be answered. Both read one file and leave out each other's records."""
+    a function, judged by its tests in the sandbox. program: a whole program, likewise. tools: the calls of given
+    functions, or none, in a chat that shows the functions. patch: a diff that resolves an issue of SWE-bench, judged
+    by the tests in the sandbox where the record holds the source, else only written as a prediction. refusal: harmful
+    requests, to be declined. over_refusal: harmless ones, to be answered. Both read one file and leave out each
+    other's records."""
     file: str
     few_shot: FewShot | None
     is_chat: bool
     """Whether the question is a user's message in the chat template; else its text is continued."""
     max_new_tokens: int = Field(gt=0)
+    num_samples: int = Field(gt=0)
+    """Answers to each item. A figure is their mean; its interval counts the answers to one item as one."""
+    temperature: float = Field(ge=0)
+    """0 takes the likeliest token each time; several answers need more."""
     until: list[str]
     """Texts that end an answer and are no part of it; an end-of-answer token always does."""
 
@@ -53,10 +70,75 @@ class AnswerBenchmark(Frozen):
     def _chats_have_no_examples(self) -> AnswerBenchmark:
         if self.is_chat and self.few_shot is not None:
             raise ValueError(f"benchmark {self.name}: few_shot must be null where is_chat is true")
+        _require_chance(self)
+        if self.kind == "patch" and self.num_samples > 1:
+            raise ValueError(f"benchmark {self.name}: num_samples must be 1 for kind patch: SWE-bench takes one patch")
+        if self.kind == "tools" and not self.is_chat:
+            raise ValueError(f"benchmark {self.name}: is_chat must be true for kind tools: a template shows them")
         return self
 
+    @property
+    def file_names(self) -> set[str]:
+        """Files that its items and examples come from."""
+        return {self.file} | ({self.few_shot.file} if self.few_shot is not None else set())
 
-Benchmark = Annotated[LikelihoodBenchmark | AnswerBenchmark, Field(discriminator="kind")]
+
+class RetrievalBenchmark(Frozen):
+    """Asks for a code that one sentence of a long document states: a needle in a haystack. The items are made here, the
+    same ones for every model."""
+
+    name: str
+    kind: Literal["retrieval"]
+    file: str | None
+    """A text from which the documents are cut, relative to the data directory; its role must be `evaluation`. null:
+    sentences that are made."""
+    document_chars: list[int] = Field(min_length=1)
+    """Lengths of the documents in characters, a figure each: the same for models with different tokenizers. An item
+    with more tokens than sequence_length leaves for it is an error."""
+    depths: list[float] = Field(min_length=1)
+    """Where the sentence is: 0 at the beginning of a document, 1 at its end."""
+    items_per_depth: int = Field(gt=0)
+    """Items of each length and depth."""
+    num_distractors: int = Field(ge=0)
+    """Sentences that state the codes of other names."""
+    is_chat: bool
+    """Whether document and question are a user's message in the chat template; else their text is continued."""
+    max_new_tokens: int = Field(gt=0)
+    num_samples: int = Field(gt=0)
+    """Answers to each item. A figure is their mean; its interval counts the answers to one item as one."""
+    temperature: float = Field(ge=0)
+    """0 takes the likeliest token each time; several answers need more."""
+    until: list[str]
+    """As of other answers."""
+
+    @model_validator(mode="after")
+    def _sentences_fit(self) -> RetrievalBenchmark:
+        shortest = MIN_RETRIEVAL_CHARS * (1 + self.num_distractors)
+        if min(self.document_chars) < shortest:
+            raise ValueError(
+                f"benchmark {self.name}: document_chars {min(self.document_chars)} must be at least {shortest}, which "
+                f"{1 + self.num_distractors} sentences with codes need"
+            )
+        _require_chance(self)
+        if not all(0 <= depth <= 1 for depth in self.depths):
+            raise ValueError(f"benchmark {self.name}: depths {self.depths} must be in 0..1")
+        return self
+
+    @property
+    def file_names(self) -> set[str]:
+        """The file that its documents come from, if there is one."""
+        return set() if self.file is None else {self.file}
+
+
+def _require_chance(benchmark: AnswerBenchmark | RetrievalBenchmark) -> None:
+    if benchmark.num_samples > 1 and benchmark.temperature == 0:
+        raise ValueError(
+            f"benchmark {benchmark.name}: num_samples {benchmark.num_samples} needs a temperature above 0, else all "
+            f"answers are the same"
+        )
+
+
+Benchmark = Annotated[LikelihoodBenchmark | AnswerBenchmark | RetrievalBenchmark, Field(discriminator="kind")]
 
 
 class Suite(Frozen):
@@ -72,6 +154,11 @@ class Suite(Frozen):
     timeout_seconds: float = Field(gt=0)
     """How long a server may take for one request."""
     benchmarks: list[Benchmark] = Field(min_length=1)
+
+    @property
+    def file_names(self) -> set[str]:
+        """Files that its items and examples come from."""
+        return {name for benchmark in self.benchmarks for name in benchmark.file_names}
 
     @model_validator(mode="after")
     def _names_differ(self) -> Suite:

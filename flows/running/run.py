@@ -13,6 +13,8 @@ from infra.registry.promotion import Rivals
 from infra.step import Artifact
 from infra.storage.store import Store
 from tasks.data.packing.pack_phase import PackedPhase
+from tasks.data.sources.list_sources import SourceListing
+from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation
 from tasks.evaluation.decide_gate import GateDecision
 from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.evaluation.evaluate_pairs import PairEvaluation
@@ -41,6 +43,8 @@ class Run:
     pipeline_run_id: str
     """MLflow run of this pipeline run."""
     log: StageLog
+    suite_files: SourceListing | None = None
+    """Files of the suite on which releases are judged; None where the scale has none."""
     machine: threading.Lock = field(default_factory=threading.Lock)
     """Held by the step that computes on this machine: it has all cores, whatever goes on elsewhere meanwhile."""
 
@@ -85,6 +89,14 @@ class QuantizedModel:
 
 
 @dataclass(frozen=True)
+class JudgedSuite:
+    """A release's answers to the suite of its scale, and the verdict."""
+
+    evaluation: Artifact[SuiteEvaluation]
+    decision: Artifact[GateDecision]
+
+
+@dataclass(frozen=True)
 class ReleasedModel:
     """A registered version with the decisions on it."""
 
@@ -101,6 +113,8 @@ class ReleasedModel:
     decision: Artifact[GateDecision]
     """On the comparison with champion and anchors."""
     promotion: Artifact[PromotionDecision]
+    suite: JudgedSuite | None
+    """None where the scale has no suite."""
 
     @property
     def quantized_evaluations(self) -> QuantizedEvaluations:

@@ -27,6 +27,7 @@ def report_run(
     run: Run, prepared: PreparedData, phases: ReportedPhases, released: ReleasedModel | None
 ) -> PublishedReport:
     """Write and publish the report of what this run reached; `released` is None where it ended before the release."""
+    suite = None if released is None else released.suite
     report = run_step(
         run,
         write_report,
@@ -36,6 +37,8 @@ def report_run(
         quantized=None if released is None else released.quantized_evaluations,
         quantization_decision=None if released is None else released.quantization_decision,
         decision=None if released is None else released.decision,
+        suite_evaluation=None if suite is None else suite.evaluation,
+        suite_decision=None if suite is None else suite.decision,
     )
     path = run_effect(
         run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html")

@@ -72,27 +72,39 @@ class ModelClient:
             raise ValueError(f"{self.url} serves {len(names)} models ({', '.join(names[:8])}): name one with --model")
         return names[0]
 
-    def complete(self, prompt: str, max_tokens: int, stop: Sequence[str]) -> str:
-        """The greedy continuation of a text."""
+    def complete(self, prompt: str, max_tokens: int, stop: Sequence[str], temperature: float, seed: int) -> str:
+        """The continuation of a text; greedy at temperature 0."""
         with self._explained():
             answer = self._client.completions.create(
-                model=self.model, prompt=prompt, max_tokens=max_tokens, temperature=0, **_stops(stop)
+                model=self.model, prompt=prompt, max_tokens=max_tokens, **_stops(stop), **_chance(temperature, seed)
             )
             return answer.choices[0].text
 
-    def chat(self, messages: Sequence[Any], max_tokens: int, stop: Sequence[str], enable_thinking: bool) -> str:
-        """What the assistant says after its reasoning. `enable_thinking` goes to the chat template, as vLLM, SGLang and
-        llama.cpp take it."""
+    def chat(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any],
+        max_tokens: int,
+        stop: Sequence[str],
+        enable_thinking: bool,
+        temperature: float,
+        seed: int,
+    ) -> tuple[str, list[tuple[str, str]]]:
+        """(what the assistant says after its reasoning, its calls as name and JSON of the arguments).
+        `enable_thinking` goes to the chat template, as vLLM, SGLang and llama.cpp take it."""
         with self._explained():
             answer = self._client.chat.completions.create(
                 model=self.model,
                 messages=list(messages),
                 max_tokens=max_tokens,
-                temperature=0,
                 extra_body={"chat_template_kwargs": {"enable_thinking": enable_thinking}},
                 **_stops(stop),
+                **_chance(temperature, seed),
+                **({"tools": list(tools)} if tools else {}),
             )
-            return answer.choices[0].message.content or ""
+            message = answer.choices[0].message
+            functions = [call.function for call in message.tool_calls or () if call.type == "function"]
+            return message.content or "", [(function.name, function.arguments) for function in functions]
 
     def timed_answer(self, prompt: str, num_tokens: int) -> TimedAnswer:
         """A streamed greedy continuation, which does not stop before `num_tokens` where the server knows `ignore_eos`
@@ -178,3 +190,8 @@ class ModelClient:
 def _stops(stop: Sequence[str]) -> dict[str, Any]:
     """OpenAI's API takes at most four; the rest is cut off by the caller."""
     return {"stop": list(stop[:4])} if stop else {}
+
+
+def _chance(temperature: float, seed: int) -> dict[str, Any]:
+    """A seed is sent only where it decides something: not every server takes one."""
+    return {"temperature": temperature, "seed": seed} if temperature else {"temperature": 0}

@@ -225,10 +225,15 @@ def _keep(continuation: _Continuation, chosen: Sequence[Chosen], sampling: Sampl
     for each in chosen:
         continuation.chosen.append(each)
         kept.append(each.token_id)
-        if each.token_id in sampling.stop_token_ids or len(continuation.chosen) == len(continuation.draws):
+        is_full = len(continuation.chosen) == len(continuation.draws)
+        if each.token_id in sampling.stop_token_ids or is_full or _has_ended(continuation, sampling):
             continuation.is_done = True
             break
     return kept
+
+
+def _has_ended(continuation: _Continuation, sampling: Sampling) -> bool:
+    return sampling.ends is not None and sampling.ends([each.token_id for each in continuation.chosen])
 
 
 def _draft(

@@ -1,5 +1,6 @@
 """Chooses a next token from logits, and keeps the figures of the choice."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +32,9 @@ class Sampling:
     is_speculative: bool = False
     """The MTP layer drafts a token, and the trunk checks it in the pass of the token before it: the same tokens, in
     fewer passes where drafts are right."""
+
+    ends: Callable[[Sequence[int]], bool] | None = None
+    """Whether a continuation ends with the tokens chosen so far, as where its text holds a stop text."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

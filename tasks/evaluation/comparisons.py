@@ -42,7 +42,11 @@ FIGURES = (BITS_PER_BYTE, *SHARES)
 """What candidates are compared on; bits per byte also domain by domain, multiple choice benchmark by benchmark, safe
 answers also for harmful and harmless requests. Bits per byte of worked problems is compared only for phases that are
 trained for it: a course of others may forget how generated texts are written."""
+ACCURACY = "accuracy"
+BENCHMARK = "benchmark"
+"""Kind of the items of a suite's benchmarks."""
 NOUNS = {
+    BENCHMARK: "items",
     DOCUMENT: "documents",
     ARITHMETIC: "problems",
     CHAT_PROBLEM: "problems",
@@ -53,6 +57,7 @@ NOUNS = {
 GROUPS = {CHOICE: "benchmark {}", SAFETY: "{} requests"}
 """What the parts of a kind are called."""
 FIXES = {
+    BENCHMARK: "raise evaluation.suite.limit, or take a benchmark with more items",
     DOCUMENT: "raise data.recipe.split.test_share or evaluation.recipe.max_document_tokens, or bring more documents",
     ARITHMETIC: "raise data.recipe.synthesize.num_evaluation_problems",
     WORKED: "raise data.recipe.synthesize.num_evaluation_problems",

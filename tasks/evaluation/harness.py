@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
@@ -81,7 +82,32 @@ class QuietTask(ConfigurableTask):
             super().build_all_requests(**options)
 
 
-class EngineModel(TemplateLM):
+@dataclass(frozen=True)
+class ToolRequest:
+    """A question with the functions that the model may call."""
+
+    question: str
+    tools: Sequence[Mapping[str, Any]]
+
+
+class SuiteModel(TemplateLM):
+    """What a suite tells its model about the benchmark that is asked."""
+
+    tool_requests: Mapping[str, ToolRequest] = {}
+    """By id. The harness knows no tools, so it passes a request's id as the user's message."""
+    refuses_cuts: bool = False
+    """Whether a prompt that is too long is an error, because what is asked for is in it; else it loses its
+    beginning."""
+
+    def opened(self, chat_history: list[Any]) -> tuple[list[Any], Sequence[Mapping[str, Any]]]:
+        """(messages, tools) of what the harness passes."""
+        request = self.tool_requests.get(chat_history[-1]["content"])
+        if request is None:
+            return chat_history, ()
+        return [{"role": "user", "content": request.question}], request.tools
+
+
+class EngineModel(SuiteModel):
     """Scores and continues text with an engine; a context that makes a row longer than `sequence_length` loses its
     beginning.
 
@@ -117,8 +143,9 @@ class EngineModel(TemplateLM):
         return document_token_ids(self.bpe, string)[1:]
 
     def apply_chat_template(self, chat_history: list[Any], add_generation_prompt: bool = True) -> str:
+        messages, tools = self.opened(chat_history)
         segments = render(
-            chat_history, (), enable_thinking=self.enable_thinking, add_generation_prompt=add_generation_prompt
+            messages, tools, enable_thinking=self.enable_thinking, add_generation_prompt=add_generation_prompt
         )
         return "".join(segment.text for segment in segments)
 
@@ -172,15 +199,39 @@ class EngineModel(TemplateLM):
         max_new_tokens = wanted["max_gen_toks"]
         if max_new_tokens >= self.sequence_length:
             raise ValueError(f"max_gen_toks ({max_new_tokens}) must be below {self.sequence_length}: lower it")
-        prompts = [
-            [*self.start, *self.tok_encode(context)][max_new_tokens - self.sequence_length :] for context in contexts
-        ]
+        room = self.sequence_length - max_new_tokens
+        prompts = [[*self.start, *self.tok_encode(context)] for context in contexts]
+        longest = max(map(len, prompts))
+        if self.refuses_cuts and longest > room:
+            raise ValueError(
+                f"a prompt has {longest:,} tokens, and {room:,} of the {self.sequence_length:,} of a row are free for "
+                f"it: raise the suite's sequence_length where the model has more positions, or shorten the prompts"
+            )
+        prompts = [prompt[-room:] for prompt in prompts]
         sampling = Sampling(
-            max_new_tokens, wanted.get("temperature", 0.0), stop_token_ids=end_token_ids(self.bpe), seed=seed
+            max_new_tokens,
+            wanted.get("temperature", 0.0),
+            stop_token_ids=end_token_ids(self.bpe),
+            seed=seed,
+            ends=_holds_stop_text(self.bpe, [text for text in wanted["until"] if text]),
         )
         generation = self.engine.generate(prompts, sampling, self.weights_version)
         texts = [self.bpe.decode(token_ids, skip_special_tokens=True) for token_ids in generation.token_ids]
         return [postprocess_generated_text(text, wanted["until"], think_end_token=None) for text in texts]
+
+
+def _holds_stop_text(tokenizer: Tokenizer, until: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
+    """Whether the last tokens of a continuation complete a stop text; None without stop texts. Only as many tokens are
+    decoded as it has bytes; one that special tokens interrupt is left to the cut afterwards."""
+    if not until:
+        return None
+    num_tokens = max(len(text.encode()) for text in until)
+
+    def holds(token_ids: Sequence[int]) -> bool:
+        ending = tokenizer.decode(list(token_ids[-num_tokens:]), skip_special_tokens=True)
+        return any(text in ending for text in until)
+
+    return holds
 
 
 def _by_options(requests: Sequence[Any]) -> list[tuple[dict[str, Any], list[int]]]:

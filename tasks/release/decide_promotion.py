@@ -1,4 +1,4 @@
-"""Accept or refuse a release for the alias `champion`: both gates must have accepted it, every engine must compute the
+"""Accept or refuse a release for the alias `champion`: every gate must have accepted it, every engine must compute the
 trained model, the served one must be it, and nobody may have rolled the version back."""
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class PromotionDecision(Record):
     """Why it was refused, one sentence per bound, difference or withdrawal; empty when accepted."""
     comparison_digest: str
     """Digest of the decision against champion and anchors."""
+    benchmarks_digest: str
+    """Digest of the decision on the suite's benchmarks; empty where the scale has no suite."""
     quantization_digest: str
     """Digest of the decision on the quantized files."""
     parity_digest: str
@@ -46,27 +48,28 @@ class PromotionDecision(Record):
 def decide_promotion(
     *,
     comparison: Artifact[GateDecision],
+    benchmarks: Artifact[GateDecision] | None,
     quantization: Artifact[GateDecision],
     parity: Artifact[ParityReport],
     smoke: SmokeReport,
     withdrawal: Withdrawal,
     output: Output,
 ) -> PromotionDecision:
-    """A refusal is a result."""
+    """A refusal is a result. `benchmarks` is None where the scale has no suite."""
+    judged = (comparison, benchmarks, quantization, parity)
+    gates = [gate.record for gate in judged if gate is not None]
     refusals = (
-        *comparison.record.refusals,
-        *quantization.record.refusals,
-        *parity.record.refusals,
+        *(refusal for gate in gates for refusal in gate.refusals),
         *(f"smoke test: {reason}" for reason in smoke.reasons),
         *([withdrawal.reason] if withdrawal.reason else []),
     )
-    gates = (comparison.record, quantization.record, parity.record)
     accepted = all(gate.accepted for gate in gates) and smoke.passed and not withdrawal.reason
     assert accepted is not bool(refusals), (accepted, refusals)
     decision = PromotionDecision(
         accepted=accepted,
         refusals=refusals,
         comparison_digest=comparison.digest,
+        benchmarks_digest="" if benchmarks is None else benchmarks.digest,
         quantization_digest=quantization.digest,
         parity_digest=parity.digest,
         smoke_digest=smoke.digest,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tasks.evaluation.evaluate_checkpoint import Evaluation
 
 QUANTIZED, CHAMPION = "Quantized files", "Against champion and anchors"
+BENCHMARKS = "Suite of benchmarks"
 SIGNS = {"held": "✓", "broken": "✗", "undecided": "?"}
 BOUND_COLUMNS = ("figure", "against", "measured", "95 % interval", "allowed", "items", "remark")
 NO_CHAMPION = "There was no champion: nothing to compare with."
@@ -148,13 +149,15 @@ def _benchmark_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
 
 
 def named_verdicts(
-    phases: ReportedPhases, release: Artifact[GateDecision] | None, champion: Artifact[GateDecision] | None
+    phases: ReportedPhases,
+    release: Artifact[GateDecision] | None,
+    champion: Artifact[GateDecision] | None,
+    suite: Artifact[GateDecision] | None,
 ) -> list[tuple[str, GateDecision]]:
     """Every gate that the run reached, in order."""
     named = [(f"Gate of {phase.name}", phase.decision) for phase in (*phases.reward_models, *phases)]
-    named += [
-        (title, decision) for title, decision in ((QUANTIZED, release), (CHAMPION, champion)) if decision is not None
-    ]
+    released = ((QUANTIZED, release), (CHAMPION, champion), (BENCHMARKS, suite))
+    named += [(title, decision) for title, decision in released if decision is not None]
     return [(title, decision.record) for title, decision in named]
 
 

@@ -28,10 +28,12 @@ from tasks.report.report_lineage import (
 )
 from tasks.report.report_page import Section, page, table
 from tasks.report.report_pairs import pairs_section
+from tasks.report.report_suite import suite_table
 from tasks.report.report_summary import overview_section, summary
 from tasks.report.report_training import training_section
 
 if TYPE_CHECKING:
+    from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.release.decide_quantization import QuantizedEvaluations
     from tasks.release.evaluate_gguf import GgufEvaluation
@@ -57,19 +59,23 @@ def write_report(
     quantized: QuantizedEvaluations | None,
     quantization_decision: Artifact[GateDecision] | None,
     decision: Artifact[GateDecision] | None,
+    suite_evaluation: Artifact[SuiteEvaluation] | None,
+    suite_decision: Artifact[GateDecision] | None,
     output: Output,
 ) -> Report:
-    """`decision` is that against the champion; the last four are None where the run ended before the release. The
-    smoke test is an effect and not in the report: its result is a tag of the version."""
-    verdicts = named_verdicts(phases, quantization_decision, decision)
+    """`decision` is that against the champion; the last six are None where the run ended before the release, the last
+    two also where the scale has no suite. The smoke test is an effect and not in the report: its result is a tag of the
+    version."""
+    verdicts = named_verdicts(phases, quantization_decision, decision, suite_decision)
     accepted = all(verdict.accepted for _, verdict in verdicts)
     scored = [] if quantized is None else quantized.evaluations.values()
-    released = [each for each in (gguf_evaluation, *scored, quantization_decision, decision) if each is not None]
+    given = (gguf_evaluation, *scored, quantization_decision, decision, suite_evaluation, suite_decision)
+    released = [each for each in given if each is not None]
     stages = named_stages(data, phases, released)
     sections = [
         Section("In short", overview_section(data, phases)),
         Section("Verdicts", verdict_section(phases, verdicts, decision)),
-        Section("Evaluation", evaluation_section(phases)),
+        Section("Evaluation", evaluation_section(phases) + suite_table(suite_evaluation)),
         Section("Preference pairs", pairs_section(phases)),
         Section("Training", training_section(phases)),
         Section("Data", data_section(data)),

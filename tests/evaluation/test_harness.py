@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lm_eval.api.instance import Instance
 
-from model.generation.generation import InProcessEngine, Sampling
+from model.generation.generation import Generation, InProcessEngine, Sampling
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.evaluation.engine import document_token_ids, end_token_ids
 from tasks.evaluation.harness import EngineModel
@@ -47,6 +47,27 @@ def test_a_text_as_long_as_the_model_has_positions_is_scored():
     text = DOCUMENTS["web"] * 40
     assert len(model.tok_encode(text)) > limit
     assert model.loglikelihood_rolling(asked((text,)))[0] < 0
+
+
+def test_generation_ends_where_a_stop_text_is_complete_and_not_before(model, monkeypatch):
+    """A text over several tokens too; of two prompts in a batch each ends by itself."""
+    contexts, drawn = ["The quick brown fox", "add(first"], []
+    generate = model.engine.generate
+
+    def recorded(*given):
+        drawn[:] = generate(*given).token_ids
+        return Generation(drawn, [], [], [], "v")
+
+    monkeypatch.setattr(model.engine, "generate", recorded)
+    whole = model.generate_until(asked(*((context, {"max_gen_toks": 12}) for context in contexts)))
+    tokens = [list(each) for each in drawn]
+    stop = whole[0][5:9]
+    assert stop and stop not in whole[1]
+    cut = model.generate_until(asked(*((context, {"max_gen_toks": 12, "until": [stop]}) for context in contexts)))
+    assert cut == [whole[0].split(stop)[0], whole[1]] and drawn[1] == tokens[1]
+    assert len(drawn[0]) < len(tokens[0]) and drawn[0] == tokens[0][: len(drawn[0])]
+    texts = [model.bpe.decode(part, skip_special_tokens=True) for part in (drawn[0], drawn[0][:-1])]
+    assert stop in texts[0] and stop not in texts[1]
 
 
 def test_a_continuation_is_the_engines_up_to_the_first_stop_string(model):

@@ -70,6 +70,7 @@ MODEL_STEPS = {
     "evaluate_gguf",
     "decide_quantization",
     "generate_reference",
+    "check_parity",
     "write_report",
 }
 COMPUTED_SETTINGS = {

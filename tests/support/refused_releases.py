@@ -27,6 +27,7 @@ from infra.home import Home
 from infra.step import Artifact, Output, Step, step
 from infra.storage.open_store import open_store
 from infra.storage.store import Store
+from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation
 from tasks.evaluation.comparisons import FIGURES
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
@@ -37,6 +38,8 @@ from tasks.release.check_parity import ParityReport
 from tasks.release.convert_to_gguf import GgufFiles
 from tasks.release.evaluate_gguf import GgufEvaluation
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
+from tests.evaluation.benchmarks.planned_suites import right_answers, write_planned
+from tests.evaluation.benchmarks.toy_suite import NEEDLE, toy_suite
 from tests.support.evaluation_fakes import RECIPE, checkpoint, commit
 from tests.support.gate_items import BALANCED, GATE, answers_of, document, items_of, mixed
 from tests.support.report_fakes import metrics_of_phase, rollouts_of_phase
@@ -58,6 +61,8 @@ class Case:
     """How the refusal's sentence begins."""
     experts: tuple[ExpertUse, ...] = BALANCED
     quantization_loss: float = 0.0
+    found_needles: float = 0.9
+    """Share of the suite's items that are answered rightly."""
     serves_other_weights: bool = False
     exports_other_weights: bool = False
     from_stage: str = "release_model"
@@ -111,6 +116,9 @@ CASES = {
     "reinforcement learning that unlearns": Case(
         same(answers=answers_of(0.8)), "pass_at_1 differs from the start's by -0.1000", from_stage="rl_reasoning"
     ),
+    "a benchmark below the champion's": Case(
+        same(), "accuracy of benchmark needle differs from the champion's by -0.4000", found_needles=0.5
+    ),
     "quantization": Case(same(), "bits per byte that Q8_0 loses against F32 0.5000", quantization_loss=0.5),
     "served weights": Case(same(), "smoke test: ", serves_other_weights=True),
     "exported weights": Case(same(), "parity: transformers at ", exports_other_weights=True),
@@ -154,6 +162,12 @@ def evaluate_checkpoint(*, checkpoint, suite, recipe, resources, output: Output)
     write_expert_use(output.path(EXPERTS_FILE), case.experts)
     asked = suite_digest({item.item_id: item.prompt_digest for item in items})
     return _evaluation(items, list(case.experts), 0.5, 1, asked, checkpoint.digest)
+
+
+@step(content=(SUITE_FILE, "suite.items.jsonl"))
+def evaluate_suite(*, checkpoint, files, recipe, resources, output: Output) -> SuiteEvaluation:
+    """The answers that are planned for the candidate."""
+    return write_planned(output.path(SUITE_FILE), {"needle": right_answers(case_of(checkpoint).found_needles)})
 
 
 @step(content=("model-*.gguf",))
@@ -237,6 +251,9 @@ def write_scale(path: Path) -> None:
         if phase["recipe"]["objective"]["kind"] != "reward":
             phase["recipe"]["gate"] = gate
     tree["evaluation"]["recipe"] = RECIPE.model_dump(mode="json")
+    tree["evaluation"]["suite"] = {"name": str(path.with_name("needle.yaml")), "limit": None}
+    tree["evaluation"]["suite"] |= {"bounds": {"needle": {"worst": 0.3, "margin": 0.2}}}
+    path.with_name("needle.yaml").write_text(yaml.safe_dump(toy_suite() | {"benchmarks": [NEEDLE]}))
     tree["release"]["recipe"] |= {"smoke_prompt_tokens": 12, "smoke_new_tokens": 40}
     tree["release"]["recipe"] |= {"quantized_formats": [], "gguf_types": ["F32", "Q8_0"]}
     path.write_text(yaml.safe_dump(tree))
@@ -253,6 +270,7 @@ def leave(code: int) -> None:
 def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     """How the run of every candidate ended, by its name; then the champion and the rolled back one run again."""
     import flows.assess_checkpoint
+    import flows.assess_suite
     import flows.cli.command
     import flows.full_pipeline
     import flows.quantize_model
@@ -265,6 +283,7 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     flows.full_pipeline.prepare_data = lambda run, sources, reads_documents, reads_pairs: prepared
     flows.full_pipeline.list_sources = lambda data, say, needed: SourceListing(())
     flows.assess_checkpoint.evaluate_checkpoint = evaluate_checkpoint
+    flows.assess_suite.evaluate_suite = evaluate_suite
     flows.quantize_model.convert_to_gguf = convert_to_gguf
     flows.release_model.evaluate_gguf = evaluate_gguf
     flows.release_model.check_parity = check_parity

@@ -198,6 +198,8 @@ def write_toy_report(store: Store, data: PreparedData, phases: ReportedPhases) -
         quantized=QuantizedEvaluations({}),
         quantization_decision=released,
         decision=last.decision,
+        suite_evaluation=None,
+        suite_decision=None,
     )
 
 
@@ -212,4 +214,6 @@ def write_unreleased_report(store: Store, data: PreparedData, phases: ReportedPh
         quantized=None,
         quantization_decision=None,
         decision=None,
+        suite_evaluation=None,
+        suite_decision=None,
     )

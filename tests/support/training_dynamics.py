@@ -195,14 +195,13 @@ def thresholds(plain: TrainingJob) -> dict[str, Any]:
         deviation = 1.4826 * np.median(np.abs(before - np.median(before)))
         distances[step] = float((losses[step - 1] - np.median(before)) / deviation)
     step = max(distances, key=lambda step: distances[step])
-    assert distances[step] > 0, "no loss rises: nothing to find"
     results = {}
-    for name, factor in (("above", 1 - 1e-9), ("below", 1 + 1e-9)):
+    for name, shift in (("above", -1e-6), ("below", 1e-6)):
         scaled = plain.recipe.spikes.model_copy(
             update={
                 "window_steps": window,
-                "max_loss_deviations": distances[step] * factor,
-                "min_loss_ratio": 1.0,
+                "max_loss_deviations": distances[step] + shift,  # below 0 where every loss falls
+                "min_loss_ratio": 0.0,
                 "max_grad_norm_ratio": 1e9,
                 "max_rollbacks": 9,
             }

@@ -85,11 +85,11 @@ def find_target(target: str, home: Home, scale: str, store: str | None) -> Targe
 
 def new_output(output: Path) -> Path:
     """Raises ValueError for a file that exists or has no place."""
-    from tasks.evaluation.benchmarks.suite_results import items_path
+    from tasks.evaluation.benchmarks.suite_results import PREDICTIONS_SUFFIX, items_path
 
     if output.suffix != ".json":
         raise ValueError(f"--output {output} must end in .json; the items are written beside it")
-    for path in (output, items_path(output)):
+    for path in (output, items_path(output), *output.parent.glob(f"{output.stem}.*{PREDICTIONS_SUFFIX}")):
         if path.exists():
             raise ValueError(f"{path} exists: name a new file")
     if not output.absolute().parent.is_dir():
@@ -127,33 +127,10 @@ def _opened(wanted: Wanted, home: Home, report: Callable[[Progress], None]) -> I
 
 
 def _checkpoint_model(checkpoint_dir: Path, wanted: Wanted, report: Callable[[Progress], None]) -> LM:
-    from tokenizers import Tokenizer
+    from tasks.evaluation.benchmarks.checkpoint_model import checkpoint_model
 
-    from model.formats.hf_checkpoint import read_config
-    from tasks.evaluation.engine import load_engine
-    from tasks.evaluation.harness import EngineModel
-
-    suite, tokenizer_path = wanted.asked.suite, checkpoint_dir / "tokenizer.json"
-    if not tokenizer_path.is_file():
-        raise ValueError(f"{tokenizer_path} does not exist: export the checkpoint with its tokenizer")
-    positions = read_config(checkpoint_dir).max_position_embeddings
     version = hashlib.sha256((checkpoint_dir / "config.json").read_bytes()).hexdigest()
-    engine = load_engine(
-        checkpoint_dir,
-        weights_version=version,
-        batch_sequences=suite.batch_sequences,
-        device=wanted.device,
-        dtype=suite.dtype,
-    )
-    return EngineModel(
-        engine,
-        Tokenizer.from_file(str(tokenizer_path)),
-        min(suite.sequence_length, positions),
-        version,
-        report,
-        starts_documents=False,
-        enable_thinking=suite.enable_thinking,
-    )
+    return checkpoint_model(checkpoint_dir, wanted.asked.suite, version, wanted.device, report)
 
 
 @contextmanager

@@ -38,6 +38,23 @@ def written_calls(text: str) -> list[tuple[str, dict[str, str]]] | None:
     return None if "</tool_call>" in said or None in calls else [call for call in calls if call is not None]
 
 
+def write_calls(calls: Sequence[tuple[str, str]]) -> str:
+    """Calls as GLM writes them, of (name, arguments as a JSON object). Arguments that are none give a call that cannot
+    be read."""
+    return "".join(f"\n<tool_call>{name}\n{_written(arguments)}</tool_call>" for name, arguments in calls)
+
+
+def _written(arguments: str) -> str:
+    try:
+        given = json.loads(arguments)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        return "<arg_key>"
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in given.items()}
+    return "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
+
+
 def _call(body: str, *after: str) -> tuple[str, dict[str, str]] | None:
     """The call that a body describes; `after` are the parts that closing tags cut off: there must be one."""
     head, *parts = body.split("<arg_key>")

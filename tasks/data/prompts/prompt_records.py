@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from string import ascii_uppercase
 from typing import Any
 
@@ -28,6 +30,12 @@ from tasks.data.seeds.seed_problems import asked_question, code_parts, code_ques
 Given = Mapping[str, Any]
 LABELS = {HARMFUL: HARMFUL, HARMLESS: HARMLESS, "unsafe": HARMFUL, "safe": HARMLESS}
 CHOOSE = "Answer with the letter of the right choice."
+LEFT_OUT = object()
+"""Stands for a field without a value."""
+MAX_EXACT_VALUES = 1000
+ANY_TYPE = "any"
+JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
+"""BFCL's names of types that JSON Schema names otherwise; where any is allowed, it names none."""
 
 
 class UnusablePromptError(ValueError):
@@ -105,16 +113,35 @@ def _constraints(record: Given) -> tuple[str, str, str]:
 
 
 def _tools(record: Given) -> tuple[str, str, str]:
-    """`tools` (or BFCL's `function`), and `answer` with calls {name, arguments}, or BFCL's `ground_truth` with the
-    accepted values of every argument."""
+    question, tools = tool_request(record)
+    truth = record.get("ground_truth")
+    calls = _accepted_calls(truth) if isinstance(truth, list) else _exact_calls(_parsed(record.get("answer")))
+    return question, tools, canonical_json(calls) if calls else ""
+
+
+def tool_request(record: Given) -> tuple[str, str]:
+    """(the question, the functions as a JSON list): `tools`, or BFCL's `function`. A record with the functions has its
+    calls in `answer`, a list of {name, arguments}, or in BFCL's `ground_truth`, with the accepted values of every
+    argument."""
     tools = _parsed(record.get("tools", record.get("function")))
     if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
         raise UnusablePromptError("no_tools")
-    described = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
-    truth = record.get("ground_truth")
-    calls = _accepted_calls(truth) if isinstance(truth, list) else _exact_calls(_parsed(record.get("answer")))
+    described = [_json_schema(tool if "function" in tool else {"type": "function", "function": tool}) for tool in tools]
     question = asked_question(record) or _only_turn(record.get("question"))
-    return question, json.dumps(described, ensure_ascii=False), canonical_json(calls) if calls else ""
+    return question, json.dumps(described, ensure_ascii=False)
+
+
+def _json_schema(described: Any) -> Any:
+    """A description with the types of JSON Schema, where it has BFCL's."""
+    if isinstance(described, list):
+        return [_json_schema(item) for item in described]
+    if not isinstance(described, dict):
+        return described
+    named = {
+        key: JSON_TYPES.get(value, value) if key == "type" and isinstance(value, str) else _json_schema(value)
+        for key, value in described.items()
+    }
+    return {key: value for key, value in named.items() if (key, value) != ("type", ANY_TYPE)}
 
 
 def _safety(record: Given) -> tuple[str, str, str]:
@@ -147,11 +174,33 @@ def _accepted_calls(given: Sequence[object]) -> list[ExpectedCall]:
         ((name, accepted),) = call.items()
         if not isinstance(accepted, dict) or not all(isinstance(values, list) for values in accepted.values()):
             raise UnusablePromptError("no_answer")
-        if any(isinstance(value, dict) for values in accepted.values() for value in values):
-            raise UnusablePromptError("nested_accepted_values")
         optional = [key for key, values in accepted.items() if "" in values]
-        calls.append({"name": name, "accepted": accepted, "optional": optional})
+        exact = {key: [one for value in values for one in _exact_values(value)] for key, values in accepted.items()}
+        calls.append({"name": name, "accepted": exact, "optional": optional})
     return calls
+
+
+def _exact_values(accepted: object) -> list[object]:
+    """Every value that an accepted one stands for: the fields of an object have lists of accepted values, as arguments
+    have, and an empty text among them says that the field may be left out."""
+    if isinstance(accepted, list):
+        choices = [_exact_values(item) for item in accepted]
+    elif isinstance(accepted, dict):
+        listed = [values if isinstance(values, list) else [values] for values in accepted.values()]
+        choices = [
+            [LEFT_OUT if value == "" else one for value in values for one in _exact_values(value)] for values in listed
+        ]
+    else:
+        return [accepted]
+    if math.prod(map(len, choices)) > MAX_EXACT_VALUES:
+        raise UnusablePromptError("too_many_accepted_values")
+    combinations = product(*choices)
+    if isinstance(accepted, list):
+        return [list(chosen) for chosen in combinations]
+    return [
+        {key: value for key, value in zip(accepted, chosen, strict=True) if value is not LEFT_OUT}
+        for chosen in combinations
+    ]
 
 
 def _only_turn(given: object) -> str:

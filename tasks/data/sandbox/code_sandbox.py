@@ -22,6 +22,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from tasks.data.sandbox import (
@@ -182,7 +183,7 @@ class Sandbox:
         """Bytes that are sent before the first job."""
         self.is_expired = False
         self.process = subprocess.Popen(
-            [*_outside(isolation), _interpreter(), *PYTHON, LOADER],
+            sandbox_command(isolation, ()),
             cwd="/",
             env=ENVIRONMENT,
             start_new_session=True,
@@ -226,17 +227,24 @@ class Sandbox:
 
 @cache
 def _start(isolation: str, seconds: int) -> bytes:
-    """The loader's input: a number of bytes, then the code of INSIDE, the walls and the limits."""
-    modules = [(module.__name__, compile(inspect.getsource(module), module.__name__, "exec")) for module in INSIDE]
-    start = marshal.dumps((modules, _walls() if isolation == NAMESPACES else None, (seconds, MEMORY_BYTES)))
+    return loader_input(isolation, INSIDE, (), (seconds, MEMORY_BYTES))
+
+
+def loader_input(isolation: str, inside: Sequence[ModuleType], shown: Sequence[str], limits: tuple[int, int]) -> bytes:
+    """The loader's input: a number of bytes, then the code of modules in the order of their imports, the walls and the
+    limits. `shown` are paths that the sandbox shows beside Python's own."""
+    modules = [(module.__name__, compile(inspect.getsource(module), module.__name__, "exec")) for module in inside]
+    start = marshal.dumps((modules, _walls(*shown) if isolation == NAMESPACES else None, limits))
     return len(start).to_bytes(8, "big") + start
 
 
-def _outside(isolation: str) -> list[str]:
-    """The command that makes the sandbox; empty where the process makes it itself."""
+def sandbox_command(isolation: str, shown: Sequence[str]) -> list[str]:
+    """The command that makes the sandbox and reads the loader's input there; with NAMESPACES the process makes it
+    itself."""
+    loader = [_interpreter(), *PYTHON, LOADER]
     if isolation == NAMESPACES:
-        return []
-    walls = _walls()
+        return loader
+    walls = _walls(*shown)
     command = [
         shutil.which("bwrap") or BUBBLEWRAP,
         "--unshare-user",
@@ -253,7 +261,7 @@ def _outside(isolation: str) -> list[str]:
         command += ["--symlink", target, path]
     for path in walls["hidden"]:
         command += ["--tmpfs", path, "--remount-ro", path]
-    return [*command, "--remount-ro", "/", "--chdir", "/", "--"]
+    return [*command, "--remount-ro", "/", "--chdir", "/", "--", *loader]
 
 
 def _interpreter() -> str:
@@ -262,9 +270,9 @@ def _interpreter() -> str:
 
 
 @cache
-def _walls() -> dict[str, list[Any]]:
+def _walls(*shown: str) -> dict[str, list[Any]]:
     """The files that the sandbox shows: the interpreter, its standard library and shared libraries, without installed
-    packages."""
+    packages, and the paths in `shown`."""
     prefix = os.path.realpath(sys.base_prefix)
     wanted = [
         *LIBRARIES,
@@ -282,7 +290,7 @@ def _walls() -> dict[str, list[Any]]:
     hidden = sorted(
         path for path in installed if os.path.isdir(path) and any(path.startswith(f"{known}/") for known in visible)
     )
-    return {"visible": visible, "links": links, "hidden": hidden}
+    return {"visible": [*visible, *shown], "links": links, "hidden": hidden}
 
 
 def _limit() -> None:

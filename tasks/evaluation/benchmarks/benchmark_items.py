@@ -16,16 +16,18 @@ from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
-from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of
+from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of, tool_request
 from tasks.data.readers.json_lines import json_lines
 from tasks.data.readers.source_bytes import HashingReader, decompressed, open_source
 from tasks.data.seeds.math_answers import without_annotations
-from tasks.data.seeds.problem_kinds import CONSTRAINTS, MATH, SAFETY
+from tasks.data.seeds.problem_kinds import CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import code_parts
+from tasks.evaluation.benchmarks.repository_tasks import RepositoryTask, issue_prompt, task_of
+from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
 from tasks.evaluation.choice_questions import order_hash, question_of
 
 if TYPE_CHECKING:
-    from configs.schema import AnswerBenchmark, FewShot, LikelihoodBenchmark
+    from configs.schema import AnswerBenchmark, Benchmark, FewShot, LikelihoodBenchmark, RetrievalBenchmark
     from tasks.data.sources.list_sources import SourceFile, SourceListing
 
 Record = Mapping[str, Any]
@@ -52,6 +54,12 @@ class Question:
     """Number of the right choice."""
     before: str = ""
     """What precedes the examples."""
+    tools: str = ""
+    """The functions that may be called, as a JSON list."""
+    task: RepositoryTask | None = None
+    """What a patch is judged by."""
+    part: str = ""
+    """The part of the benchmark with a figure of its own: a category, a length."""
 
 
 @dataclass(frozen=True)
@@ -78,25 +86,29 @@ Row = tuple[str, Record, Question]
 """Id, record, question."""
 
 
-def read_items(
-    benchmark: LikelihoodBenchmark | AnswerBenchmark, files: SourceListing, limit: int | None
-) -> BenchmarkItems:
+def read_items(benchmark: Benchmark, files: SourceListing, limit: int | None) -> BenchmarkItems:
     """The items in the file's order; with a limit those of smallest hash. Raises ValueError for a file whose role is
     not evaluation, and for a record without what the benchmark's kind needs."""
     by_name = {file.name: file for file in files.files}
-    file = by_name[benchmark.file]
-    if file.role != "evaluation":
+    file = None if benchmark.file is None else by_name[benchmark.file]
+    if file is not None and file.role != "evaluation":
         raise ValueError(
             f"{file.name} has the role {file.role}, so it may be trained on: give it the role evaluation in "
             f"glm46-data.yaml"
         )
     left_out: Counter[str] = Counter()
-    rows = _rows(benchmark, file, left_out)
+    if benchmark.kind == "retrieval":
+        rows = _retrieval_rows(benchmark, file)
+    else:
+        assert file is not None, benchmark.name
+        rows = _rows(benchmark, file, left_out)
+    if len({question.task is None or question.task.tree is None for _, _, question in rows}) > 1:
+        raise ValueError(f"{benchmark.file} holds records with and without a tree: make two files of them")
     kept = {row[0] for row in rows}
     if limit is not None:
         kept = set(sorted(kept, key=order_hash)[:limit])
     shots = None
-    if benchmark.few_shot is not None:
+    if benchmark.kind != "retrieval" and benchmark.few_shot is not None:
         source = by_name[benchmark.few_shot.file]
         shots = _Shots(benchmark.few_shot, rows if source is file else _rows(benchmark, source, Counter()))
     items = [_item(benchmark.name, row, shots) for row in rows if row[0] in kept]
@@ -136,6 +148,22 @@ def _item(name: str, row: Row, shots: _Shots | None) -> BenchmarkItem:
     return BenchmarkItem(item_id, question, prompt, tuple(example_id for example_id, _, _ in examples))
 
 
+def _retrieval_rows(benchmark: RetrievalBenchmark, file: SourceFile | None) -> list[Row]:
+    text = None
+    if file is not None:
+        text = "\n\n".join(_text(record, False).expected for record in _records(file, "text"))
+    rows: dict[str, Row] = {}
+    for part, document, asked, code in retrieval_items(benchmark, text):
+        prompt = f"{document}{BETWEEN_EXAMPLES}{asked}"
+        item_id = _digest(prompt)
+        rows[item_id] = (item_id, {}, Question(prompt, code, "", part=part))
+    return list(rows.values())
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _rows(benchmark: LikelihoodBenchmark | AnswerBenchmark, file: SourceFile, left_out: Counter[str]) -> list[Row]:
     """Every record of a file as a question, each once."""
     rows: dict[str, Row] = {}
@@ -156,7 +184,7 @@ def _rows(benchmark: LikelihoodBenchmark | AnswerBenchmark, file: SourceFile, le
                 f"{file.name}, record {number}: {error}; kind {benchmark.kind} needs it: correct the record, or the "
                 f"benchmark's kind"
             ) from error
-        item_id = hashlib.sha256(json.dumps(record, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+        item_id = _digest(json.dumps(record, sort_keys=True, ensure_ascii=False))
         rows.setdefault(item_id, (item_id, record, question))
     if not rows:
         raise ValueError(f"{file.name} holds no item of kind {benchmark.kind}: name another file")
@@ -281,6 +309,26 @@ def _program(record: Record, is_chat: bool) -> Question:
     return Question(prompt, tests, f"{prompt}{solution}\n[DONE]")
 
 
+def _tools(record: Record, is_chat: bool) -> Question:
+    """BFCL's fields: `question`, `function`, `ground_truth`, which is null where no call is right, and `category`."""
+    if record.get("ground_truth", "") is None:
+        (asked, tools), expected = tool_request(record), "[]"
+    else:
+        read = prompt_of(TOOLS, record)
+        asked, tools, expected = read.question, read.tools, read.answer
+    category = record.get("category")
+    return Question(asked, expected, "", tools=tools, part=category if isinstance(category, str) else "")
+
+
+def _patch(record: Record, is_chat: bool) -> Question:
+    """SWE-bench's fields: `instance_id`, `problem_statement`, `patch`; with `tree` also `test_patch` and the tests."""
+    try:
+        task = task_of(record)
+    except ValueError as error:
+        raise _LacksError(str(error)) from error
+    return Question(issue_prompt(record, task.tree), record["patch"], "", task=task)
+
+
 READERS: dict[str, Callable[[Record, bool], Question]] = {
     "choice": _choice,
     "lettered_choice": _lettered_choice,
@@ -292,6 +340,8 @@ READERS: dict[str, Callable[[Record, bool], Question]] = {
     "constraints": _constraints,
     "completed_program": _completed_program,
     "program": _program,
+    "tools": _tools,
+    "patch": _patch,
     "refusal": lambda record, is_chat: _request(record, HARMFUL),
     "over_refusal": lambda record, is_chat: _request(record, HARMLESS),
 }

@@ -6,36 +6,46 @@ project's sandbox; the harness executes nothing.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 from pydantic import BaseModel
 
-from configs.schema import AnswerBenchmark, LikelihoodBenchmark
+from configs.schema import Benchmark, LikelihoodBenchmark
 from model.text.chat_template import answer_of
 from tasks.data.problems.refusals import behaves
-from tasks.data.prompts.verifiers import agrees_mathematically, follows_constraints
+from tasks.data.prompts.verifiers import agrees_mathematically, calls_functions, follows_constraints
 from tasks.data.sandbox.code_sandbox import PASSED, find_verdict
 from tasks.data.seeds.code_answers import program_of
 from tasks.evaluation.benchmarks.benchmark_items import BenchmarkItem
+from tasks.evaluation.benchmarks.repository_tasks import RepositoryTask, judge_patch
+from tasks.evaluation.benchmarks.retrieval_items import states_code
+from tasks.evaluation.comparisons import ACCURACY, BITS_PER_BYTE
 from tasks.evaluation.harness import QuietTask
 
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
 
-ACCURACY, NORMALISED, BITS_PER_BYTE = "accuracy", "accuracy_normalised", "bits_per_byte"
-"""Figures. accuracy_normalised divides a choice's log-probability by its number of characters (acc_norm)."""
+NORMALISED = "accuracy_normalised"
+"""Accuracy by a choice's log-probability over its number of characters (acc_norm)."""
+WELL_FORMED = "well_formed"
+"""Share of the answers that hold a patch which can be read and, where the source is here, fits it."""
 PROGRAMS = ("completed_program", "program")
-RIGHT = "acc"
+RIGHT, FORMED = "acc", "formed"
 
 
 class ItemOutcome(BaseModel):
     """What was asked, what came back, and how it was judged."""
 
     benchmark: str
+    part: str = ""
+    """The part of the benchmark with a figure of its own: a category of function calling, a length of retrieval."""
     item_id: str
+    instance_id: str = ""
+    """SWE-bench's name of an issue; empty for other kinds."""
     example_ids: tuple[str, ...]
     """Items shown as answered examples, in their order."""
     prompt: str
@@ -44,7 +54,9 @@ class ItemOutcome(BaseModel):
     choices: tuple[str, ...]
     expected: str
     output: str | None
-    """What was generated; null where nothing was."""
+    """What was generated; a JSON list where there are several answers, null where nothing was generated."""
+    num_samples: int = 1
+    """Answers that the scores are means of."""
     log_probabilities: tuple[float, ...]
     """Of every choice, of the last word, or of the whole text; empty where an answer was generated."""
     scores: dict[str, float]
@@ -53,9 +65,9 @@ class ItemOutcome(BaseModel):
     """Of the scored text, for bits_per_byte; else 1."""
 
 
-def harness_task(benchmark: LikelihoodBenchmark | AnswerBenchmark, items: Sequence[BenchmarkItem]) -> ConfigurableTask:
+def harness_task(benchmark: Benchmark, items: Sequence[BenchmarkItem]) -> ConfigurableTask:
     """The items as the harness's documents, in their order."""
-    shape = _shape(benchmark)
+    shape = _shape(benchmark, {item.item_id: item.question.task for item in items if item.question.task is not None})
     rows = [_row(benchmark.kind, item) for item in items]
     dataset = {"test": Dataset.from_list(rows)}
     return QuietTask(
@@ -74,25 +86,42 @@ def _row(kind: str, item: BenchmarkItem) -> dict[str, Any]:
     question = item.question
     choices = [item.prompt + choice for choice in question.choices] if kind == "context_choice" else question.choices
     target = f" {question.expected}" if kind == "last_word" else question.expected
-    return {"text": item.prompt, "choices": list(choices), "right": question.right, "target": target}
+    # A request with tools is looked up by its id where the chat template is applied.
+    text = item.item_id if kind == "tools" else item.prompt
+    return {"item_id": item.item_id, "text": text, "choices": list(choices), "right": question.right, "target": target}
 
 
-def _shape(benchmark: LikelihoodBenchmark | AnswerBenchmark) -> dict[str, Any]:
+def _shape(benchmark: Benchmark, tasks: Mapping[str, RepositoryTask]) -> dict[str, Any]:
     """The part of a task's configuration that its kind decides."""
-    if isinstance(benchmark, AnswerBenchmark):
+
+    is_judged = not tasks or all(task.tree is not None for task in tasks.values())
+    measured = [*([RIGHT] if is_judged else []), *([FORMED] if tasks else [])]
+
+    def judged(row: Mapping[str, Any], answer: str) -> dict[str, float]:
+        if row["item_id"] in tasks:
+            verdict = judge_patch(tasks[row["item_id"]], answer_of(answer))
+            resolved = {} if verdict.is_resolved is None else {RIGHT: float(verdict.is_resolved)}
+            return {**resolved, FORMED: float(verdict.is_well_formed)}
+        return {RIGHT: float(is_right(benchmark.kind, row["text"], row["target"], answer))}
+
+    def mean_judged(row: Mapping[str, Any], answers: Sequence[Sequence[str]]) -> dict[str, float]:
+        scores = [judged(row, answer) for answer in answers[0]]
+        return {name: sum(each[name] for each in scores) / len(scores) for name in scores[0]}
+
+    if not isinstance(benchmark, LikelihoodBenchmark):
         return {
             "output_type": "generate_until",
             "doc_to_target": "target",
             "generation_kwargs": {
                 "until": benchmark.until,
                 "max_gen_toks": benchmark.max_new_tokens,
-                "do_sample": False,
-                "temperature": 0.0,
+                "do_sample": benchmark.temperature > 0,
+                "temperature": benchmark.temperature,
             },
-            "process_results": lambda row, answers: {
-                RIGHT: float(is_right(benchmark.kind, row["text"], row["target"], answers[0]))
-            },
-            "metric_list": [_mean(RIGHT)],
+            "repeats": benchmark.num_samples,
+            "filter_list": [{"name": "none", "filter": [{"function": "take_first_k", "k": benchmark.num_samples}]}],
+            "process_results": mean_judged,
+            "metric_list": [_mean(name) for name in measured],
         }
     if benchmark.kind == "text":
         return {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "target"}
@@ -125,15 +154,17 @@ def is_right(kind: str, prompt: str, expected: str, text: str) -> bool:
         return agrees_mathematically(answer, expected)
     if kind == "constraints":
         return follows_constraints(answer, expected)
+    if kind == "tools":
+        return calls_functions(answer, expected)
+    if kind == "retrieval":
+        return states_code(answer, expected)
     if kind in ("refusal", "over_refusal"):
         return behaves(answer, expected)
     assert kind == "exact", kind
     return answer == expected.strip()
 
 
-def outcome_of(
-    benchmark: LikelihoodBenchmark | AnswerBenchmark, item: BenchmarkItem, sample: dict[str, Any]
-) -> ItemOutcome:
+def outcome_of(benchmark: Benchmark, item: BenchmarkItem, sample: dict[str, Any]) -> ItemOutcome:
     """An item's outcome from the harness's sample. Raises ValueError for a log-probability that is not finite."""
     responses = sample["filtered_resps"]
     scores, num_bytes = {}, 1
@@ -142,10 +173,13 @@ def outcome_of(
         scores[BITS_PER_BYTE] = -responses[0] / math.log(2)
         log_probabilities = (responses[0],)
     else:
-        scores[ACCURACY] = float(sample[RIGHT])
-        log_probabilities = () if isinstance(benchmark, AnswerBenchmark) else tuple(each[0] for each in responses)
+        if RIGHT in sample:
+            scores[ACCURACY] = float(sample[RIGHT])
+        log_probabilities = tuple(each[0] for each in responses) if isinstance(benchmark, LikelihoodBenchmark) else ()
     if "acc_norm" in sample:
         scores[NORMALISED] = float(sample["acc_norm"])
+    if FORMED in sample:
+        scores[WELL_FORMED] = float(sample[FORMED])
     if not all(map(math.isfinite, log_probabilities)):
         raise ValueError(
             f"benchmark {benchmark.name}, item {item.item_id}: the model's log-probabilities are not finite: its "
@@ -153,13 +187,20 @@ def outcome_of(
         )
     return ItemOutcome(
         benchmark=benchmark.name,
+        part=item.question.part,
         item_id=item.item_id,
+        instance_id="" if item.question.task is None else item.question.task.instance_id,
         example_ids=item.example_ids,
         prompt=sample["arguments"][0][0],
         choices=item.question.choices,
         expected=item.question.expected,
-        output=responses[0] if isinstance(benchmark, AnswerBenchmark) else None,
+        output=None if isinstance(benchmark, LikelihoodBenchmark) else _written(responses[0]),
+        num_samples=1 if isinstance(benchmark, LikelihoodBenchmark) else benchmark.num_samples,
         log_probabilities=log_probabilities,
         scores=scores,
         num_bytes=num_bytes,
     )
+
+
+def _written(answers: Sequence[str]) -> str:
+    return answers[0] if len(answers) == 1 else json.dumps(answers, ensure_ascii=False)

@@ -7,6 +7,7 @@ Nothing is written here.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -17,15 +18,17 @@ from typing import TYPE_CHECKING, Any
 from infra.step import Progress
 from tasks.data.sandbox.code_sandbox import isolation
 from tasks.data.sources.list_sources import SourceListing, list_named
-from tasks.evaluation.benchmarks.benchmark_items import BenchmarkItems, read_items
+from tasks.evaluation.benchmarks.benchmark_items import BenchmarkItem, BenchmarkItems, read_items
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
 
-    from configs.schema import AnswerBenchmark, LikelihoodBenchmark, Suite
+    from configs.schema import Benchmark, Suite
     from tasks.evaluation.benchmarks.suite_results import BenchmarkResult, ItemOutcome, SuiteResult
 
 PACKAGES = ("lm_eval", "torch", "transformers", "tokenizers", "xllamacpp")
+WHOLE_PROMPTS = ("retrieval", "tools", "patch")
+"""Kinds whose prompts state what the answer needs: none is cut."""
 LIKELIHOOD_KINDS = ("choice", "lettered_choice", "context_choice", "last_word", "text")
 
 
@@ -50,16 +53,21 @@ class Asked:
 
 
 def read_suite_items(name: str, suite: Suite, data: str, limit: int | None) -> Asked:
+    """As read_listed_items, of the files of a data directory."""
+    return read_listed_items(name, suite, list_named(data, suite.file_names), limit)
+
+
+def read_listed_items(name: str, suite: Suite, files: SourceListing, limit: int | None) -> Asked:
     """Everything that can be wrong without a model is found here. Raises ValueError for data that do not fit the suite,
     and on a machine without a sandbox for programs."""
     from tasks.evaluation.benchmarks.benchmark_tasks import PROGRAMS
 
-    names = {benchmark.file for benchmark in suite.benchmarks}
-    names |= {benchmark.few_shot.file for benchmark in suite.benchmarks if benchmark.few_shot is not None}
-    files = list_named(data, names)
     if any(benchmark.kind in PROGRAMS for benchmark in suite.benchmarks):
         isolation()
     items = {benchmark.name: read_items(benchmark, files, limit) for benchmark in suite.benchmarks}
+    tasks = [item.question.task for read in items.values() for item in read.items]
+    if any(task is not None and task.tree is not None for task in tasks):
+        isolation()
     return Asked(name, suite, limit, files, items)
 
 
@@ -93,15 +101,14 @@ def run_suite(
     return result, items
 
 
-def _run_benchmark(
-    model: LM, benchmark: LikelihoodBenchmark | AnswerBenchmark, asked: Asked
-) -> tuple[BenchmarkResult, list[ItemOutcome]]:
+def _run_benchmark(model: LM, benchmark: Benchmark, asked: Asked) -> tuple[BenchmarkResult, list[ItemOutcome]]:
     from lm_eval.evaluator import evaluate
 
     from tasks.evaluation.benchmarks.benchmark_tasks import harness_task, outcome_of
     from tasks.evaluation.benchmarks.suite_results import BenchmarkFile, BenchmarkResult, figures_of, items_digest
 
     read, name = asked.items[benchmark.name], benchmark.name
+    _prepare(model, benchmark, read.items)
     evaluated: Any = evaluate(
         model,
         {name: harness_task(benchmark, read.items)},
@@ -111,13 +118,13 @@ def _run_benchmark(
     )
     samples = sorted(evaluated["samples"][name], key=lambda sample: sample["doc_id"])
     outcomes = [outcome_of(benchmark, item, sample) for item, sample in zip(read.items, samples, strict=True)]
-    wanted = {benchmark.file} | ({benchmark.few_shot.file} if benchmark.few_shot is not None else set())
     metrics = {key.removesuffix(",none"): value for key, value in evaluated["results"][name].items()}
+    names = benchmark.file_names
     result = BenchmarkResult(
         name=name,
         settings=benchmark.model_dump(),
         files=tuple(
-            BenchmarkFile(name=file.name, sha256=file.sha256) for file in asked.files.files if file.name in wanted
+            BenchmarkFile(name=file.name, sha256=file.sha256) for file in asked.files.files if file.name in names
         ),
         num_records=read.num_records,
         left_out=read.left_out,
@@ -127,3 +134,16 @@ def _run_benchmark(
         harness={key: value for key, value in metrics.items() if isinstance(value, float)},
     )
     return result, outcomes
+
+
+def _prepare(model: LM, benchmark: Benchmark, items: list[BenchmarkItem]) -> None:
+    """Tell the model what the harness does not pass on."""
+    from tasks.evaluation.harness import SuiteModel, ToolRequest
+
+    if isinstance(model, SuiteModel):
+        model.refuses_cuts = benchmark.kind in WHOLE_PROMPTS
+        model.tool_requests = {
+            item.item_id: ToolRequest(item.question.prompt, json.loads(item.question.tools))
+            for item in items
+            if item.question.tools
+        }

@@ -19,6 +19,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from infra.serving.model_client import ModelClient, ServerFailedError
 from infra.step import Progress
 from model.text.tokenizer_layout import END_OF_TEXT
+from tasks.data.prompts.function_calls import write_calls
+from tasks.evaluation.harness import SuiteModel
 from tasks.release.served_scoring import ServedScorer
 
 
@@ -26,7 +28,7 @@ class _Messages(str):
     """Messages as JSON, which a text of a benchmark could also be."""
 
 
-class EndpointModel(TemplateLM):
+class EndpointModel(SuiteModel):
     """A server that applies its own tokenizer and chat template. Whole texts are not scored: their first token needs
     the server's end-of-text token."""
 
@@ -49,8 +51,8 @@ class EndpointModel(TemplateLM):
         raise NotImplementedError("an endpoint takes text, not tokens")
 
     def apply_chat_template(self, chat_history: list[Any], add_generation_prompt: bool = True) -> str:
-        """The messages as JSON: the server applies the template."""
-        return _Messages(json.dumps(chat_history, ensure_ascii=False))
+        """Messages and tools as JSON: the server applies the template."""
+        return _Messages(json.dumps(self.opened(chat_history), ensure_ascii=False))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         scores = []
@@ -69,10 +71,13 @@ class EndpointModel(TemplateLM):
             self.report(Progress(number, len(requests), "prompts", "answering"))
             wanted: dict[str, Any] = {**normalize_gen_kwargs(options)}
             until, max_tokens = wanted["until"], wanted["max_gen_toks"]
+            chance = (wanted.get("temperature", 0.0), number)
             if isinstance(context, _Messages):
-                text = self.client.chat(json.loads(context), max_tokens, until, self.enable_thinking)
+                messages, tools = json.loads(context)
+                said, calls = self.client.chat(messages, tools, max_tokens, until, self.enable_thinking, *chance)
+                text = said + write_calls(calls)
             else:
-                text = self.client.complete(context, max_tokens, until)
+                text = self.client.complete(context, max_tokens, until, *chance)
             answers.append(postprocess_generated_text(text, until, think_end_token=None))
         return answers
 

@@ -15,15 +15,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from configs.files.atomic_files import replacing
 from infra.step import digest_of
-from tasks.evaluation.benchmarks.benchmark_tasks import BITS_PER_BYTE, ItemOutcome
+from tasks.evaluation.benchmarks.benchmark_tasks import ItemOutcome
+from tasks.evaluation.benchmarks.repository_tasks import prediction
+from tasks.evaluation.comparisons import BITS_PER_BYTE
 from tasks.evaluation.intervals import Interval, paired_share_interval, ratio_interval, share_interval
 
-FORMAT = "glm46-eval-1"
-ITEMS_SUFFIX = ".items.jsonl"
+FORMAT = "glm46-eval-2"
+ITEMS_SUFFIX, PREDICTIONS_SUFFIX = ".items.jsonl", ".predictions.jsonl"
 
 
 class Figure(BaseModel):
     name: str
+    part: str = ""
+    """The part of the benchmark that it is measured on; empty for all items."""
+    num_items: int
     value: float
     interval: Interval | None
     """95 %; null for a single item, which says nothing about others."""
@@ -73,8 +78,8 @@ class SuiteResult(BaseModel):
         for benchmark in self.benchmarks:
             for figure in benchmark.figures:
                 lines.append(
-                    f"{benchmark.name:<18}{figure.name:<22}{figure.value:>8.4f}  {_written(figure.interval):<18}"
-                    f"{benchmark.num_items:>6}"
+                    f"{benchmark.name:<18}{figure.part or figure.name:<22}{figure.value:>8.4f}  "
+                    f"{_written(figure.interval):<18}{figure.num_items:>6}"
                 )
         return "\n".join(lines)
 
@@ -94,14 +99,23 @@ class PairedDifference(BaseModel):
 
 
 def figures_of(outcomes: Sequence[ItemOutcome]) -> tuple[Figure, ...]:
-    """Every figure of one benchmark's items, with its interval."""
-    return tuple(_figure(name, outcomes) for name in outcomes[0].scores)
+    """Every figure of one benchmark's items, with its interval: over all, then over each part."""
+    parts = [part for part in dict.fromkeys(each.part for each in outcomes) if part]
+    return tuple(
+        _figure(name, part, [each for each in outcomes if part in ("", each.part)])
+        for name in outcomes[0].scores
+        for part in ("", *parts)
+    )
 
 
-def _figure(name: str, outcomes: Sequence[ItemOutcome]) -> Figure:
+def _figure(name: str, part: str, outcomes: Sequence[ItemOutcome]) -> Figure:
     scores, weights = [each.scores[name] for each in outcomes], [each.num_bytes for each in outcomes]
-    interval = ratio_interval(scores, weights) if name == BITS_PER_BYTE else share_interval(scores, [1] * len(scores))
-    return Figure(name=name, value=sum(scores) / sum(weights), interval=_bounded(interval))
+    tries = [each.num_samples for each in outcomes]
+    rights = [score * tried for score, tried in zip(scores, tries, strict=True)]
+    interval = ratio_interval(scores, weights) if name == BITS_PER_BYTE else share_interval(rights, tries)
+    return Figure(
+        name=name, part=part, num_items=len(outcomes), value=sum(scores) / sum(weights), interval=_bounded(interval)
+    )
 
 
 def _bounded(interval: Interval) -> Interval | None:
@@ -122,15 +136,30 @@ def items_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".json") + ITEMS_SUFFIX)
 
 
+def predictions_path(path: Path, benchmark: str) -> Path:
+    """Where the predictions of a benchmark of kind patch are, as SWE-bench's harness reads them."""
+    return path.with_name(f"{path.name.removesuffix('.json')}.{benchmark}{PREDICTIONS_SUFFIX}")
+
+
 def encode_items(outcomes: Sequence[ItemOutcome]) -> bytes:
     """One JSON line per item."""
     return "".join(outcome.model_dump_json() + "\n" for outcome in outcomes).encode()
 
 
 def write_result(path: Path, result: SuiteResult, items: bytes) -> None:
-    """Write the items, then the result."""
+    """Write the items, the predictions of benchmarks of kind patch, then the result."""
     assert result.items_sha256 == hashlib.sha256(items).hexdigest()
-    for target, data in ((items_path(path), items), (path, result.model_dump_json(indent=1).encode() + b"\n")):
+    written = {items_path(path): items}
+    outcomes = [ItemOutcome.model_validate_json(line) for line in items.splitlines()]
+    for name in dict.fromkeys(each.benchmark for each in outcomes if each.instance_id):
+        lines = (
+            prediction(each.instance_id, result.target, each.output or "")
+            for each in outcomes
+            if each.benchmark == name
+        )
+        written[predictions_path(path, name)] = "".join(lines).encode()
+    written[path] = result.model_dump_json(indent=1).encode() + b"\n"
+    for target, data in written.items():
         with replacing(target) as temporary:
             temporary.write_bytes(data)
 
@@ -153,15 +182,18 @@ def read_result(path: Path) -> tuple[SuiteResult, dict[str, list[ItemOutcome]]]:
     return result, by_benchmark
 
 
-def compare_results(first_path: Path, second_path: Path) -> list[PairedDifference]:
-    """Every figure of two results, item by item. Raises ValueError where they do not answer the same questions."""
+ItemPair = tuple[ItemOutcome, ItemOutcome]
+"""The same item answered by two models."""
+
+
+def paired_items(first_path: Path, second_path: Path) -> dict[str, list[ItemPair]]:
+    """The items of two results by benchmark. Raises ValueError where they do not answer the same questions."""
     (first, first_items), (second, second_items) = read_result(first_path), read_result(second_path)
     theirs = {benchmark.name: benchmark for benchmark in second.benchmarks}
     if [benchmark.name for benchmark in first.benchmarks] != list(theirs):
         raise ValueError(
             f"{first_path} and {second_path} hold different benchmarks: evaluate both with the same --suite"
         )
-    differences = []
     for benchmark in first.benchmarks:
         other = theirs[benchmark.name]
         if (benchmark.items_digest, benchmark.settings) != (other.items_digest, other.settings):
@@ -170,25 +202,44 @@ def compare_results(first_path: Path, second_path: Path) -> list[PairedDifferenc
                 f"{other.num_items}, which are not the same questions in the same form: evaluate both with the same "
                 f"--suite, --data and --limit"
             )
-        pairs = list(zip(first_items[benchmark.name], second_items[benchmark.name], strict=True))
-        differences += [_difference(benchmark.name, figure.name, pairs) for figure in benchmark.figures]
-    return differences
+    return {name: list(zip(items, second_items[name], strict=True)) for name, items in first_items.items()}
 
 
-def _difference(benchmark: str, name: str, pairs: Sequence[tuple[ItemOutcome, ItemOutcome]]) -> PairedDifference:
-    changes = [second.scores[name] - first.scores[name] for first, second in pairs]
-    weights = [first.num_bytes for first, _ in pairs]
-    is_bits = name == BITS_PER_BYTE
-    interval = _bounded(ratio_interval(changes, weights) if is_bits else paired_share_interval(changes, weights))
-    gain = None if interval is None else (-interval[1], -interval[0]) if is_bits else interval
+def compare_results(first_path: Path, second_path: Path) -> list[PairedDifference]:
+    """Every figure of two results, item by item. Raises ValueError where they do not answer the same questions."""
+    pairs = paired_items(first_path, second_path)
+    return [
+        _difference(benchmark.name, figure, pairs[benchmark.name])
+        for benchmark in read_result(first_path)[0].benchmarks
+        for figure in benchmark.figures
+    ]
+
+
+def paired_difference(figure: str, pairs: Sequence[ItemPair]) -> tuple[float, Interval]:
+    """(second minus first, its interval)."""
+    changes = [second.scores[figure] - first.scores[figure] for first, second in pairs]
+    if figure == BITS_PER_BYTE:
+        num_bytes = [first.num_bytes for first, _ in pairs]
+        return sum(changes) / sum(num_bytes), ratio_interval(changes, num_bytes)
+    tries = [first.num_samples for first, _ in pairs]
+    summed = [change * tried for change, tried in zip(changes, tries, strict=True)]
+    return sum(changes) / len(changes), paired_share_interval(summed, tries)
+
+
+def _difference(benchmark: str, figure: Figure, answered: Sequence[ItemPair]) -> PairedDifference:
+    name, pairs = figure.name, [pair for pair in answered if figure.part in ("", pair[0].part)]
+    difference, bounds = paired_difference(name, pairs)
+    interval = _bounded(bounds)
+    gain = None if interval is None else (-interval[1], -interval[0]) if name == BITS_PER_BYTE else interval
     verdict = "undecided" if gain is None or gain[0] <= 0 <= gain[1] else "better" if gain[0] > 0 else "worse"
-    first, second = (sum(each.scores[name] for each in side) / sum(weights) for side in zip(*pairs, strict=True))
+    weight = sum(first.num_bytes for first, _ in pairs)
+    first, second = (sum(each.scores[name] for each in side) / weight for side in zip(*pairs, strict=True))
     return PairedDifference(
         benchmark=benchmark,
-        figure=name,
+        figure=figure.part or name,
         first=first,
         second=second,
-        difference=sum(changes) / sum(weights),
+        difference=difference,
         interval=interval,
         verdict=verdict,
         num_items=len(pairs),

@@ -4,25 +4,39 @@ directory."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer
 
 from configs.load import load_suite
+from tasks.data.prompts.prompt_records import tool_request
+from tasks.evaluation.benchmarks.benchmark_tasks import is_right
 from tasks.evaluation.benchmarks.run_suite import read_suite_items, run_suite
 from tasks.evaluation.engine import load_engine
-from tasks.evaluation.harness import EngineModel
-from tests.evaluation.benchmarks.toy_suite import ANSWERS, LIKELIHOOD, SEQUENCE_LENGTH, write_suite, write_toy_model
+from tasks.evaluation.harness import EngineModel, ToolRequest
+from tasks.evaluation.intervals import share_interval
+from tests.evaluation.benchmarks.toy_suite import (
+    ANSWERS,
+    LIKELIHOOD,
+    ROWS,
+    SEQUENCE_LENGTH,
+    write_suite,
+    write_toy_model,
+)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """(ours, the hf backend's), each the result and its items."""
+def models(tmp_path_factory):
+    """(our model, the hf backend's, what both are asked)."""
     directory = tmp_path_factory.mktemp("hf")
     model_dir = write_toy_model(directory / "model")
     suite_path, data = write_suite(directory)
-    asked = read_suite_items("toy", load_suite(str(suite_path)), str(data), None)
+    suite = load_suite(str(suite_path))
+    # The hf backend passes no tools to its template.
+    without_tools = [benchmark for benchmark in suite.benchmarks if benchmark.kind != "tools"]
+    asked = read_suite_items("toy", suite.model_copy(update={"benchmarks": without_tools}), str(data), None)
     engine = load_engine(model_dir, weights_version="v", batch_sequences=3)
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     ours = EngineModel(
@@ -36,12 +50,46 @@ def results(tmp_path_factory):
         max_length=SEQUENCE_LENGTH,
         chat_template_args={"enable_thinking": False},
     )
-    return [run_suite(model, asked, "toy", "x", lambda progress: None) for model in (ours, theirs)]
+    return ours, theirs, asked
+
+
+@pytest.fixture(scope="module")
+def results(models):
+    """(ours, the hf backend's), each the result and its items."""
+    *asked_models, asked = models
+    return [run_suite(model, asked, "toy", "x", lambda progress: None) for model in asked_models]
+
+
+def test_tools_are_shown_as_the_exported_template_shows_them(models):
+    ours, theirs, _ = models
+    question, tools = tool_request(ROWS["calls"][0])
+    ours.tool_requests = {"1": ToolRequest(question, json.loads(tools))}
+    shown = theirs.tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        tools=json.loads(tools),
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=False,
+    )
+    assert ours.apply_chat_template([{"role": "user", "content": "1"}]) == shown
+    assert '"type": "object"' in shown and "What is 1 + 1?/nothink<|assistant|>" in shown
+    assert "tools" not in ours.apply_chat_template([{"role": "user", "content": "2"}])
+
+
+def test_a_prompt_that_states_what_the_answer_needs_is_never_cut(models):
+    ours, _, asked = models
+    needle = [each for each in asked.suite.benchmarks if each.name == "needle"]
+    short = asked.suite.model_copy(update={"benchmarks": needle})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours, "sequence_length", 100)
+        with pytest.raises(ValueError, match=r"a prompt has \d+ tokens, and 88 of the 100 of a row are free"):
+            run_suite(ours, replace(asked, suite=short), "toy", "x", lambda progress: None)
 
 
 def test_every_decision_figure_and_text_is_the_hf_backends(results):
     (ours, our_items), (theirs, their_items) = results
-    assert [benchmark.name for benchmark in ours.benchmarks] == [*LIKELIHOOD, *ANSWERS]
+    asked = [name for name in (*LIKELIHOOD, *ANSWERS, "needle") if name != "calls"]
+    assert [benchmark.name for benchmark in ours.benchmarks] == asked
     for own, other in zip(our_items.splitlines(), their_items.splitlines(), strict=True):
         own, other = json.loads(own), json.loads(other)
         assert own["prompt"] == other["prompt"]
@@ -62,3 +110,26 @@ def test_the_toy_answers_some_and_not_all(results):
         ]
         assert 0 < sum(right) < len(right)
     assert len({each["output"] for each in items if each["output"] is not None}) > 3
+
+
+def test_several_answers_are_drawn_and_count_as_one_item(models):
+    """The mean of what each answer alone would score, with the interval of clusters; the same on every call."""
+    ours, _, asked = models
+    (sums,) = [each for each in asked.suite.benchmarks if each.name == "sums"]
+    sampled = sums.model_copy(update={"num_samples": 8, "temperature": 1.0})
+    wanted = replace(asked, suite=asked.suite.model_copy(update={"benchmarks": [sampled]}))
+    runs = [run_suite(ours, wanted, "toy", "x", lambda progress: None) for _ in range(2)]
+    assert runs[0] == runs[1]
+    (result, items) = runs[0]
+    scores = []
+    for line in items.splitlines():
+        item = json.loads(line)
+        answers = json.loads(item["output"])
+        assert item["num_samples"] == len(answers) == 8
+        scores.append([float(is_right("math", item["prompt"], item["expected"], answer)) for answer in answers])
+        assert item["scores"] == {"accuracy": sum(scores[-1]) / 8}
+    assert len({json.loads(line)["output"] for line in items.splitlines()}) > 1
+    assert any(0 < sum(each) < 8 for each in scores), "otherwise a mean of answers would prove little"
+    (figure,) = result.benchmarks[0].figures
+    assert figure.value == pytest.approx(sum(map(sum, scores)) / (8 * len(scores)))
+    assert figure.interval == pytest.approx(share_interval([sum(each) for each in scores], [8] * len(scores)))

@@ -232,7 +232,7 @@ def test_a_model_whose_numbers_are_not_finite_is_refused(toy, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["model", "--suite", "mmul"], r"no suite 'mmul': the suites are answers, likelihood, smoke"),
+        (["model", "--suite", "mmul"], "no suite 'mmul': the suites are agents, answers, likelihood"),
         (["nowhere/model"], "nowhere/model: name a checkpoint in the Hugging Face layout that exists"),
         (["nowhere.gguf"], "name a GGUF file that exists"),
         (["ftp/x.json"], "no directory"),
@@ -255,7 +255,7 @@ def test_results_of_other_items_are_not_compared(toy, own_items, tmp_path):
     short = tmp_path / "short.json"
     assert evaluate(toy / "model", *options(toy, short), "--limit", 2)[0] == 0
     shorter = [item["item_id"] for item in items_of(short)]
-    assert len(shorter) == 17 and set(shorter) < {item["item_id"] for item in items_of(own_items)}
+    assert len(shorter) == 23 and set(shorter) < {item["item_id"] for item in items_of(own_items)}
     code, errors, _ = compare(own_items, short)
     assert code == 2 and "benchmark choice:" in errors and "has 4 items" in errors and "--limit" in errors
     items = short.with_name("short.items.jsonl")

@@ -19,6 +19,8 @@ LETTERED = [
     for subject in ("sums", "more_sums")
     for a in range(1, 7)
 ]
+PROPERTIES = {"a": {"type": "integer"}, "b": {"type": "float"}}
+ADD = [{"name": "add", "parameters": {"type": "dict", "properties": PROPERTIES}}]
 ROWS = {
     "choice": BENCHMARK[:4],
     "lettered": LETTERED,
@@ -48,6 +50,14 @@ ROWS = {
             "entry_point": "add",
         }
     ],
+    "calls": [
+        {"question": f"What is {a} + 1?", "function": ADD, "ground_truth": truth, "category": category}
+        for a, truth, category in (
+            (1, [{"add": {"a": [1], "b": [1]}}], "simple"),
+            (2, [{"add": {"a": [2], "b": [1]}}, {"add": {"a": [1], "b": [2]}}], "parallel"),
+            (3, None, "irrelevance"),
+        )
+    ],
     "programs": [
         {"text": "Add two numbers.", "code": "def add(a, b): return a + b", "test_list": ["assert add(1, 2) == 3"]}
     ],
@@ -55,12 +65,26 @@ ROWS = {
 LIKELIHOOD = {"choice": "choice", "lettered": "lettered_choice", "contexts": "context_choice", "words": "last_word"}
 LIKELIHOOD |= {"texts": "text"}
 ANSWERS = {"sums": "math", "copies": "exact", "forms": "constraints", "functions": "completed_program"}
-ANSWERS |= {"programs": "program", "requests": "refusal", "harmless": "over_refusal"}
+ANSWERS |= {"programs": "program", "calls": "tools", "requests": "refusal", "harmless": "over_refusal"}
 FILES = {"harmless": "requests"}
 """Of a benchmark whose file has another name."""
+NEEDLE = {
+    "name": "needle",
+    "kind": "retrieval",
+    "file": None,
+    "document_chars": [100, 180],
+    "depths": [0.0, 1.0],
+    "items_per_depth": 1,
+    "num_distractors": 0,
+    "is_chat": False,
+    "max_new_tokens": 12,
+    "num_samples": 1,
+    "temperature": 0.0,
+    "until": [],
+}
 SHOTS = {"lettered": (2, "subject"), "copies": (1, "task"), "choice": (1, "")}
-CHATS = ("sums", "forms", "programs", "requests", "harmless")
-SEQUENCE_LENGTH = 256
+CHATS = ("sums", "forms", "programs", "calls", "requests", "harmless")
+SEQUENCE_LENGTH = 512
 
 
 def toy_suite() -> dict[str, object]:
@@ -73,14 +97,16 @@ def toy_suite() -> dict[str, object]:
         benchmark = {"name": name, "kind": kind, "file": f"{FILES.get(name, name)}.jsonl", "few_shot": shots}
         if name in ANSWERS:
             benchmark |= {"is_chat": name in CHATS, "max_new_tokens": 12, "until": ["\n\n"]}
+            benchmark |= {"num_samples": 1, "temperature": 0.0}
         benchmarks.append(benchmark)
+    benchmarks.append(dict(NEEDLE))
     return {
         "description": "toy",
         "sequence_length": SEQUENCE_LENGTH,
         "batch_sequences": 3,
         "dtype": "float32",
         "enable_thinking": False,
-        "timeout_seconds": 20,
+        "timeout_seconds": 120,
         "benchmarks": benchmarks,
     }
 

@@ -30,7 +30,7 @@ from tests.support.saved_models import save_checkpoint
 from tests.support.training_inputs import ToyPrompts, TrainingInputs, compute, metrics_of, small_recipe
 from tests.training.test_objectives import GRPO, course
 from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
-from tests.training.test_policy import CPU
+from tests.training.policy.test_policy import CPU
 
 SUMS = ("1+2", "2+4", "3+1", "4+4")
 MODEL = GLM46.model_copy(

@@ -23,7 +23,7 @@ from tasks.training.policy.critic import (
 from tasks.training.policy.policy import policy_updates
 from tests.support.model_recipes import GLM46, random_model
 from tests.training.preference.test_pair_losses import reward_model
-from tests.training.test_policy import CPU, OBJECTIVE, answer_log_probabilities, backward, rollouts_of
+from tests.training.policy.test_policy import CPU, OBJECTIVE, answer_log_probabilities, backward, rollouts_of
 
 pytestmark = pytest.mark.usefixtures("clear_routing")
 PPO = PpoObjective(

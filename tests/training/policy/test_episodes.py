@@ -24,7 +24,7 @@ from tasks.training.policy.policy import group_advantages
 from tasks.training.policy.rollouts import Rollout
 from tasks.training.policy.tool_calls import ToolThreads
 from tests.support.model_recipes import GLM46, random_model
-from tests.training.test_policy import CPU, OBJECTIVE, backward, prompt_named, reward_of, updates_of
+from tests.training.policy.test_policy import CPU, OBJECTIVE, backward, prompt_named, reward_of, updates_of
 
 LIMITS = EpisodeRecipe(max_turns=3, max_turn_tokens=150, max_observation_chars=40, tool_seconds=60.0)
 

@@ -11,7 +11,7 @@ from tasks.training.policy.answer_rows import lay_out, target_log_probabilities
 from tasks.training.policy.rollouts import Rollout
 from tests.model.test_generation import TorchEngine
 from tests.support.model_recipes import GLM46, random_model
-from tests.training.test_policy import CPU, prompt_named, reward_of
+from tests.training.policy.test_policy import CPU, prompt_named, reward_of
 
 pytestmark = pytest.mark.usefixtures("clear_routing")
 PROMPTS = [[7 + number] * (1 + number % 5) for number in range(9)]

@@ -9,7 +9,7 @@ import pytest
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.training.policy.rollouts import Rollout, sample_until_informative
 from tests.support.training_inputs import TrainingInputs
-from tests.training.test_policy import OBJECTIVE, prompt_named, reward_of
+from tests.training.policy.test_policy import OBJECTIVE, prompt_named, reward_of
 from tests.training.test_prompts_and_rewards import order_of, rows_of
 
 

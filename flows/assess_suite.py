@@ -1,0 +1,88 @@
+"""Judges a release by the suite of benchmarks that its scale names: the candidate's answers, and the champion's to the
+same items."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from configs.load import load_suite
+from configs.schema import SuiteGateRecipe, SuiteRecipe
+from flows.running.run import JudgedSuite, Run
+from flows.running.run_step import run_step
+from infra.registry.model_registry import SUITE_TAG
+from infra.step import Artifact
+from tasks.data.sources.list_sources import SourceListing
+from tasks.evaluation.benchmarks.decide_suite import decide_suite
+from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation, evaluate_suite
+from tasks.evaluation.benchmarks.run_suite import read_listed_items
+from tasks.evaluation.decide_gate import GateDecision
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
+
+if TYPE_CHECKING:
+    from configs.schema import Scale
+    from infra.registry.promotion import Rivals
+
+
+def find_suite_files(scale: Scale, sources: SourceListing) -> SourceListing | None:
+    """The files of the suite among the run's sources; None where the scale has none. Raises ValueError for a file that
+    is not there, for records that do not fit, and for bounds on other benchmarks than the suite's."""
+    wanted = scale.evaluation.suite
+    if wanted is None:
+        return None
+    suite = load_suite(wanted.name)
+    names = {benchmark.name for benchmark in suite.benchmarks}
+    if others := sorted(names ^ wanted.bounds.keys()):
+        raise ValueError(
+            f"evaluation.suite.bounds must have a bound for each benchmark of suite {wanted.name} and no other "
+            f"({', '.join(sorted(names))}): correct {others[0]}"
+        )
+    files = SourceListing(tuple(file for file in sources.files if file.name in suite.file_names))
+    if absent := sorted(suite.file_names - {file.name for file in files.files}):
+        raise ValueError(
+            f"suite {wanted.name} of evaluation.suite needs {absent[0]}, which the run's data do not hold: add it with "
+            f"the role evaluation to the directory that --data names, or set evaluation.suite to null"
+        )
+    read_listed_items(wanted.name, suite, files, wanted.limit)
+    return files
+
+
+def judge_suite(run: Run, checkpoint: Artifact[TrainedCheckpoint], rivals: Rivals) -> JudgedSuite | None:
+    """Bounds on every benchmark, and the paired comparison with the champion; None where the scale has no suite. The
+    reigning champion's own decision is that by which it was promoted."""
+    wanted = run.scale.evaluation.suite
+    if wanted is None:
+        return None
+    evaluation = _evaluate(run, checkpoint, "evaluate suite")
+    champion = rivals.champion
+    if champion is not None and rivals.is_champion(checkpoint) and SUITE_TAG in champion.tags:
+        return JudgedSuite(evaluation, run.store.load(champion.tag(SUITE_TAG), GateDecision))
+    theirs = None
+    if champion is not None and not rivals.is_champion(checkpoint):
+        theirs = _evaluate(run, run.store.load(champion.key, TrainedCheckpoint), "evaluate suite of champion")
+    decision = run_step(
+        run,
+        decide_suite,
+        stage="gate suite",
+        evaluation=evaluation,
+        champion_evaluation=theirs,
+        recipe=SuiteGateRecipe(bounds=wanted.bounds),
+    )
+    return JudgedSuite(evaluation, decision)
+
+
+def _evaluate(run: Run, checkpoint: Artifact[TrainedCheckpoint], stage: str) -> Artifact[SuiteEvaluation]:
+    section = run.scale.evaluation
+    assert section.suite is not None and run.suite_files is not None, "the files are found where a suite is named"
+    recipe = SuiteRecipe(
+        suite=load_suite(section.suite.name), limit=section.suite.limit, num_threads=section.recipe.num_threads
+    )
+    return run_step(
+        run,
+        evaluate_suite,
+        stage=stage,
+        checkpoint=checkpoint,
+        files=run.suite_files,
+        recipe=recipe,
+        resources=section.resources,
+        job=section.resources,
+    )
