@@ -117,6 +117,7 @@ REQUESTS = {
     "answer": ['{"known": "", "label": "harmful"}', '{"known": "", "label": "harmless"}'],
     "family": ["harmful", "harmless"],
 }
+TASKS = GOOD | {"kind": ["calculator", "retail"], "answer": ["{}", "{}"]}
 REPOSITORIES = GOOD | {"domain": ["repository", "repository"]}
 OWN_TABLES = {
     "repositories": REPOSITORIES,
@@ -139,7 +140,8 @@ OWN_TABLES = {
 
 def good_table(contract: str, columns: tuple[str, ...]) -> pd.DataFrame:
     special = next((table for table in (FERTILITY, REQUESTS) if set(columns) <= set(table)), None)
-    own = special or OWN_TABLES.get(contract, GOOD)
+    is_task = contract == "problems" and "kind" in columns
+    own = special or (TASKS if is_task else OWN_TABLES.get(contract, GOOD))
     return pd.DataFrame({name: own[name] for name in columns})
 
 
@@ -208,7 +210,7 @@ def write_toy_table(*, output: Output) -> ToyTable:
         "messages": ['[{"role":"assistant"}]'] * 3,
         "tools": ["[]"] * 3,
     }
-    for name in ("problems", "prompts", "chats", "held_out", "safety"):
+    for name in ("problems", "prompts", "tasks", "chats", "held_out", "safety"):
         pd.DataFrame(rows).to_parquet(output.path(f"{name}.parquet"))
     return ToyTable(num_rows=3)
 

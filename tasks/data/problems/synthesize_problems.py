@@ -130,10 +130,8 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
     evaluation = _problems(recipe.num_evaluation_problems, recipe, for_evaluation=True)
     families = [_family_problems(name, count, recipe) for name, count in sorted(recipe.families.items())]
     size = recipe.problems_per_document
-    documents = [
-        (SOURCE, number, text)
-        for number, text in enumerate(_joined([f"{problem.line}\n" for problem in training], size))
-    ]
+    texts = _joined([f"{problem.line}\n" for problem in training], size)
+    documents = [(SOURCE, number, text) for number, text in enumerate(texts)]
     texts = _joined([f"{problem.text}\n" for problem in training], size)
     documents += [(WORKED_SOURCE, number, text) for number, text in enumerate(texts)]
     for family in families:
