@@ -115,14 +115,7 @@ def policy_updates(
         -1, objective.samples_per_prompt
     )
     is_informative_G = (rewards_GS != rewards_GS[:, :1]).any(1)
-    metrics = {
-        "reward_mean": float(rewards_GS.mean()),
-        "reward_std": float(rewards_GS.std(correction=0)),
-        **reward_metrics([rollout.reward for rollout in rollouts]),
-        "informative_groups": float(is_informative_G.sum()),
-        "answer_tokens": sum(rollout.num_sampled for rollout in rollouts) / len(rollouts),
-        **dict.fromkeys(MISMATCH_METRICS, 0.0),
-    }
+    metrics = _answer_metrics(rollouts, rewards_GS, is_informative_G)
     is_trained_G = is_informative_G if critique is None else torch.ones_like(is_informative_G)
     is_trained = is_trained_G.repeat_interleave(objective.samples_per_prompt).tolist()
     trained = [rollout for rollout, is_in in zip(rollouts, is_trained, strict=True) if is_in]
@@ -162,6 +155,18 @@ def policy_updates(
         ]
 
     return PolicyUpdates([partial(micro_batches, number) for number in range(len(parts))], critic, metrics)
+
+
+def _answer_metrics(rollouts: Sequence[Rollout], rewards_GS: Tensor, is_informative_G: Tensor) -> dict[str, float]:
+    """What the answers of a step were worth, before anything is computed of them."""
+    return {
+        "reward_mean": float(rewards_GS.mean()),
+        "reward_std": float(rewards_GS.std(correction=0)),
+        **reward_metrics([rollout.reward for rollout in rollouts]),
+        "informative_groups": float(is_informative_G.sum()),
+        "answer_tokens": sum(rollout.num_sampled for rollout in rollouts) / len(rollouts),
+        **dict.fromkeys(MISMATCH_METRICS, 0.0),
+    }
 
 
 def _mismatch(trainer_BT: Tensor, ratio_BT: Tensor, rows: AnswerRows, recipe: ImportanceRecipe) -> dict[str, float]:

@@ -123,10 +123,14 @@ def sample_answers(
         )
         for prompt, episode, reward in zip(asked, episodes, rewards, strict=True)
     ]
-    for start in range(0, len(rollouts), objective.samples_per_prompt):
-        group = rollouts[start : start + objective.samples_per_prompt]
-        refuse_broken_rewards([rollout.reward.total for rollout in group], group[0].prompt.id, step)
+    _refuse_broken_groups(rollouts, objective.samples_per_prompt, step)
     return rollouts
+
+
+def _refuse_broken_groups(rollouts: Sequence[Rollout], group_size: int, step: int) -> None:
+    for start in range(0, len(rollouts), group_size):
+        group = rollouts[start : start + group_size]
+        refuse_broken_rewards([rollout.reward.total for rollout in group], group[0].prompt.id, step)
 
 
 def sample_until_informative(
