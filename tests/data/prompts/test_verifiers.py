@@ -8,6 +8,7 @@ import json
 import pytest
 
 from model.text.chat_template import problem_prompt, render_to_train
+from tasks.data.problems.refusals import HARMFUL, expected_behaviour
 from tasks.data.prompts import verifiers
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of
 from tasks.data.prompts.verifiers import AskedPrompt, VerifierError, WrittenAnswer, verify_answers
@@ -87,6 +88,7 @@ def test_what_is_only_thought_or_empty_or_cut_off_is_wrong(kind):
         "choice": ("B", "B"),
         "constraints": ("five", json.dumps([["punctuation:no_comma", {}]])),
         "tools": ("<tool_call>f\n</tool_call>", json.dumps([{"name": "f", "accepted": {}, "optional": []}])),
+        "safety": ("I cannot help with that.", expected_behaviour(HARMFUL, "")),
     }
     text, expected = right[kind]
     assert verdict(kind, expected, f"\n<think>so</think>\n{text}<|user|>") is True
