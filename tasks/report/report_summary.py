@@ -96,10 +96,16 @@ def overview_section(data: PreparedData, phases: ReportedPhases) -> str:
 def _answers(data: PreparedData, path: ReportedPhases) -> str:
     """One sampled answer to each of the first questions, after the phases that taught to answer and the one before
     them."""
-    questions = [each for each in read_suite(data.suite.path("suite.parquet")) if each.kind == CHAT_PROBLEM]
-    asked = sorted(questions, key=lambda question: question.item_id)[:NUM_ASKED]
     shown = _answering(path)
     items = [{item.item_id: item for item in read_items(phase.evaluation.path("items.parquet"))} for phase in shown]
+    asked = [
+        question
+        for question in read_suite(data.suite.path("suite.parquet"))
+        if question.kind == CHAT_PROBLEM and all(question.item_id in of_phase for of_phase in items)
+    ]
+    asked = sorted(asked, key=lambda question: question.item_id)[:NUM_ASKED]
+    if not asked:
+        return ""
     rows = [(question.text, *(_answer(of_phase[question.item_id]) for of_phase in items)) for question in asked]
     note = "The first of the answers that were sampled to each question; below it, how many of them are right."
     columns = ("question", *(f"after {phase.name}" for phase in shown))
