@@ -142,10 +142,10 @@ def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manife
     phase was trained by a version of glm46 with other settings: the order is computed again from them."""
     from pydantic import ValidationError
 
-    from configs.schema import TrainingRecipe
+    from configs.schema import PolicyObjective, TrainingRecipe
     from model.text.tokenizer_layout import tokenizer_for_text
     from tasks.training.policy.prompt_order import PromptOrder
-    from tasks.training.state.state import read_position
+    from tasks.training.state.state import STATE_FILE, read_position
 
     tokenizer = graph.input_of(checkpoint, "tokenizer")
     assert tokenizer is not None, checkpoint.key
@@ -159,9 +159,12 @@ def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manife
             f"trained it ({key} differs): use that version"
         ) from None
     order = PromptOrder(graph.open(prompts).path(PROMPTS_FILE), opened, recipe)
-    position = read_position(graph.open(checkpoint).directory("handover"))
-    refilled = {} if position.policy is None else position.policy.num_refilled
-    return [prompt.id for prompt in order.asked(refilled)]
+    assert isinstance(recipe.objective, PolicyObjective), checkpoint.key
+    if not recipe.objective.max_refills:
+        return [prompt.id for prompt in order.asked({})]
+    position = read_position(graph.open(checkpoint).path(f"handover/{STATE_FILE}").parent)
+    assert position.policy is not None, checkpoint.key
+    return [prompt.id for prompt in order.asked(position.policy.num_refilled)]
 
 
 def _sidecar(graph: ManifestGraph, shards: Manifest, name: str) -> pa.Table:

@@ -34,6 +34,8 @@ SOURCES = {
         directory, "model"
     ),  # its files are named by kind; these are of the kind "model"
 }
+M_MMAP_THRESHOLD = -3
+"""Of glibc's malloc.h."""
 CLEAR_REFS, RESET_PEAK = Path("/proc/self/clear_refs"), "5"
 
 
@@ -63,6 +65,8 @@ def fill_share(trainable: Trainable) -> int:
 def excess_of_loading(rank, num_ranks, directory):
     """Per case and source the peak during loading over what was resident before, as a share of what the rank holds."""
     excess = {}
+    # Memory of a freed tensor goes back at once: what glibc keeps for itself differs from machine to machine.
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65_536)
     for case in CASES:
         resources = resources_of(num_ranks=num_ranks, micro_batch_sequences=1, bucket_elements=20_000, **case)
         ranks = connect_ranks(resources)
@@ -97,4 +101,4 @@ def test_a_rank_needs_little_more_than_its_share_to_load_a_checkpoint_of_many_fi
         )
     assert len(list((tmp_path / "large").glob("*.safetensors"))) > 30
     for rank, by_case in enumerate(on_ranks(excess_of_loading, 2, tmp_path, str(tmp_path))):
-        assert {case: excess for case, excess in by_case.items() if excess > 0.2} == {}, rank
+        assert {case: excess for case, excess in by_case.items() if excess > 0.1} == {}, rank

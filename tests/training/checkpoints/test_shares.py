@@ -94,6 +94,7 @@ def is_equal(saved: dict[str, torch.Tensor], loaded: dict[str, torch.Tensor]) ->
 
 
 def load_damaged(rank: int, num_ranks: int, directory: str) -> dict[str, str]:
+    Counts()  # blocks as small as they were written
     trainable = build(num_ranks, zero_stage=1)
     try:
         load_checkpoint(trainable, Path(directory))
