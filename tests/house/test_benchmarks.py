@@ -54,6 +54,8 @@ TOYS: dict[str, Toy] = {
     "data.store_objects": ("--bucket 20 --directory 20 --peer-objects 5", {}),
     "data.train_tokenizer": ("--input INPUT --tokens 300", {}),
 }
+SLOW_TOYS = ("training.checkpoint_pause", "training.roofline")
+"""They run with the long tests."""
 LONG_TOYS: dict[str, Toy] = {
     "data.archive_bodies": ("", {"COPIES": 1, "ROUNDS": 1}),
     "data.classifiers": ("", {"NUM_DOCUMENTS": 20}),
@@ -106,7 +108,7 @@ def test_every_benchmark_has_a_toy() -> None:
     assert {name for name in names if not name.startswith("peers.")} == {*TOYS, *LONG_TOYS, "training.train_step_gpu"}
 
 
-@pytest.mark.parametrize("name", TOYS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in SLOW_TOYS)) for name in TOYS])
 def test_benchmark_runs_at_toy_size(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,8 @@
 """Runs `glm46 run` once per planned candidate in one process, on servers of its own, and writes how each run ended.
 
-    python -c "from tests.support.refused_releases import main; main()" HOME RESULTS.json
+    python -c "from tests.support.refused_releases import main; main()" HOME RESULTS.json NAME ...
+
+`ended_runs` does that from a test, for the names that it is given.
 
 Flow, gates, registry, conversion, server and smoke test are the real ones. Stubbed are what takes minutes and is not
 judged here: the data is that of a toy report, a candidate is a toy model with a record of its own, and its evaluation
@@ -13,8 +15,9 @@ import contextlib
 import io
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,7 @@ from tests.evaluation.benchmarks.planned_suites import right_answers, write_plan
 from tests.evaluation.benchmarks.toy_suite import NEEDLE, toy_suite
 from tests.support.evaluation_fakes import RECIPE, checkpoint, commit
 from tests.support.gate_items import BALANCED, GATE, answers_of, document, items_of, mixed
+from tests.support.pipeline import environment
 from tests.support.report_fakes import metrics_of_phase, rollouts_of_phase
 from tests.support.reported_data import reported_data, toy
 
@@ -130,6 +134,16 @@ PROMOTED = {
 """The second is worse than the first in bits per byte, within the margin, and better in pass@1: the first stays the
 anchor of the other."""
 
+REIGNING = {
+    "champion": "2",
+    "anchor_bits_per_byte": "1",
+    "anchor_arithmetic_accuracy": "1",
+    "anchor_choice_accuracy": "1",
+    "anchor_safe_answer_share": "1",
+    "anchor_pass_at_1": "2",
+}
+"""Versions by alias after those two."""
+
 LAST_WORK = {
     "report_run": Case(same(answers=answers_of(0.95)), ""),
     "finish_pipeline": Case(same(documents=mixed(code=(20, 0.5), web=(40, 0.5))), ""),
@@ -144,6 +158,13 @@ OVERTAKEN = {
 }
 """Accepted candidates. Between comparison and promotion of the first, WINNER is promoted; of the second, rolled
 back."""
+
+AGAIN = {"champion again": "second", "rolled back": WINNER}
+"""Runs of candidates that ran before."""
+ALL = [*PROMOTED, *CASES, *LAST_WORK, "champion again", *OVERTAKEN, "rolled back"]
+"""Every run in its order."""
+FEW = [*PROMOTED, "bits per byte too high", "a benchmark below the champion's", "quantization", "champion again"]
+"""A run for each way of being promoted or refused, in the same order."""
 
 ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values(), *OVERTAKEN.values()]
 """The index of a candidate is its number, which its record holds as num_tokens."""
@@ -267,8 +288,8 @@ def leave(code: int) -> None:
     raise Left(code)
 
 
-def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
-    """How the run of every candidate ended, by its name; then the champion and the rolled back one run again."""
+def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """How the run of each of these candidates ended, by its name."""
     import flows.assess_checkpoint
     import flows.assess_suite
     import flows.cli.command
@@ -291,10 +312,9 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     flows.cli.command._leave = leave
     registry, ended = open_registry(home), {}
     numbers = {name: number for number, name in enumerate([*PROMOTED, *CASES, *LAST_WORK, *OVERTAKEN])}
-    names = [*PROMOTED, *CASES, *LAST_WORK, "champion again", *OVERTAKEN, "rolled back"]
     digests = {}
     for name in names:
-        number = numbers[{"champion again": "second", "rolled back": WINNER}.get(name, name)]
+        number = numbers[AGAIN.get(name, name)]
         os.environ["GLM46_TEST_CANDIDATE"] = str(number)
         made = commit(store, toy("train_phase", record_of(number), write_weights, evidence=("*.jsonl",)), str(number))
         digests[name] = made.digest
@@ -345,6 +365,29 @@ def overtaking(registry: Any, store: Store, name: str, winner_digest: str) -> An
     return patch.object(flows.full_pipeline, "promote_release", overtaken)
 
 
+def ended_runs(directory: Path, names: Sequence[str]) -> dict[str, Any]:
+    """How each run ended; they share one home below the directory and its servers."""
+    program = "from tests.support.refused_releases import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(directory / "home"), str(directory / "ended.json"), *names],
+        cwd=ROOT,
+        env=environment(directory / "home"),
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((directory / "ended.json").read_text())
+
+
+def aliases_of(run: dict[str, Any]) -> dict[str, str]:
+    """The champion and the anchors after a run."""
+    return {
+        name: version for name, version in run["aliases"].items() if name == "champion" or name.startswith("anchor_")
+    }
+
+
 def main() -> None:
     """Not as `python -m`: a step knows its code by the name of its module."""
     from flows.cli.run_pipeline import set_environment
@@ -361,4 +404,4 @@ def main() -> None:
         store, scale = open_store(None, home), home.root / "refused.yaml"
         WEIGHTS.update({name: checkpoint(store, name) for name in ("trained", "random")})
         write_scale(scale)
-        Path(sys.argv[2]).write_text(json.dumps(run_all(home, store, scale)))
+        Path(sys.argv[2]).write_text(json.dumps(run_candidates(home, store, scale, sys.argv[3:])))

@@ -216,7 +216,7 @@ def test_grpo_samples_learns_and_keeps_its_evidence(tuned, reinforced):
     assert any(not tensor.equal(after[name]) for name, tensor in before.items())
 
 
-@pytest.mark.parametrize("kind", ["sft", "grpo"])
+@pytest.mark.parametrize("kind", [pytest.param("sft", marks=pytest.mark.long), "grpo"])
 def test_a_killed_phase_continues_to_the_same_result(kind, inputs, tuned, reinforced, tmp_path):
     other = TrainingInputs(tmp_path / "home")
     if kind == "sft":

@@ -225,7 +225,10 @@ def test_parcels_are_bounded_and_lose_no_row():
     assert not list(parcels(EDGES, 7, table.slice(0, 0)))
 
 
-@pytest.mark.parametrize("shape", shapes_of_graphs())
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(shape, marks=[pytest.mark.long] * (shape in ("chain", "combs"))) for shape in shapes_of_graphs()],
+)
 @pytest.mark.parametrize("way", ["one task", "stars"])
 def test_components_are_those_of_union_find(shape, way, tmp_path):
     edges = shapes_of_graphs()[shape]

@@ -237,8 +237,8 @@ def sources_of(num_braced: int, collection: str = "pages", domain: str = "web", 
     ("group", "named"),
     [
         ({"collection": "books"}, "source books"),
-        ({"domain": "medical"}, "domain medical"),
-        ({"language": "de"}, "language de"),
+        pytest.param({"domain": "medical"}, "domain medical", marks=pytest.mark.long),
+        pytest.param({"language": "de"}, "language de", marks=pytest.mark.long),
     ],
 )
 def test_a_bound_that_removes_most_of_a_group_stops_the_run_and_is_named(group, named, tmp_path):

@@ -312,8 +312,8 @@ def test_shards_are_a_multiple_of_what_is_asked(root, documents, trained):
         data = b"".join(made.path(f"shards/{name}.bin").read_bytes() for name in made.record.shards)
         bytes_of[multiple] = (order, hashlib.sha256(data).hexdigest())
     assert bytes_of[1] == bytes_of[3]
-    with pytest.raises(ValueError, match=r"domain code fills \d+ shards, not a multiple of shards.multiple_of \(500\)"):
-        recipe = RECIPE.shards.model_copy(update={"multiple_of": 500})
+    with pytest.raises(ValueError, match=r"domain code fills \d+ shards, not a multiple of shards.multiple_of \(60\)"):
+        recipe = RECIPE.shards.model_copy(update={"multiple_of": 60})
         compute(shard_documents, root, documents=documents, tokenizer=trained, recipe=recipe, resources=RESOURCES)
 
 

@@ -83,6 +83,10 @@ def score(inputs: TrainingInputs, checkpoint, pairs, *parts):
     )
 
 
+REWARD_SOONER = [pytest.param(kind, marks=[pytest.mark.long] * (kind == "dpo")) for kind in KINDS]
+"""Both kinds; that of DPO with the long tests."""
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     return TrainingInputs(tmp_path_factory.mktemp("preference") / "home")
@@ -150,6 +154,7 @@ def test_a_reward_model_is_exported_with_its_head_and_without_what_predicts_toke
     assert own == artifact.record.num_parameters
 
 
+@pytest.mark.parametrize("trained", REWARD_SOONER, indirect=True)
 def test_a_killed_phase_continues_to_the_same_result(tuned, trained, tmp_path):
     kind, _, expected = trained
     other = TrainingInputs(tmp_path / "home")
@@ -159,6 +164,7 @@ def test_a_killed_phase_continues_to_the_same_result(tuned, trained, tmp_path):
     assert metrics_of(resumed.path("metrics.jsonl")) == metrics_of(expected.path("metrics.jsonl"))
 
 
+@pytest.mark.parametrize("trained", REWARD_SOONER, indirect=True)
 def test_two_ranks_train_as_one_does(tuned, trained, tmp_path):
     """Three pairs for two ranks in the last step: one rank has a filler."""
     kind, _, _ = trained
@@ -181,6 +187,7 @@ def test_two_ranks_train_as_one_does(tuned, trained, tmp_path):
 ADAPTER = {"kind": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.25, "targets": ["attention", "shared_experts"]}
 
 
+@pytest.mark.long
 def test_dpo_trains_an_adapter_and_a_killed_phase_leaves_out_the_same_inputs(inputs, tuned, tmp_path):
     recipe = pair_recipe("dpo", adapter=ADAPTER)
     expected = inputs.train(pair_arguments(inputs, recipe, tuned))

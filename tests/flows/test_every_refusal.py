@@ -1,0 +1,64 @@
+"""A candidate that is worse in one thing ends `glm46 run` with exit code 3, and the aliases stay where they were: once
+per bound, and once per failure and release that comes in between."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.refused_releases import ALL, CASES, LAST_WORK, REIGNING, aliases_of, ended_runs
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    return ended_runs(tmp_path_factory.mktemp("refusals"), ALL)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_worse_candidate_ends_the_run_with_exit_code_3_and_the_aliases_stay(ended, name):
+    run = ended[name]
+    assert (run["code"], run["promoted"], run["alias"]) == (3, False, "")
+    assert any(reason.startswith(CASES[name].bound) for reason in run["reasons"]), run["reasons"]
+    assert aliases_of(run) == REIGNING
+    assert run["report"], "a refused run has its report"
+
+
+@pytest.mark.parametrize("name", LAST_WORK)
+def test_what_fails_after_the_gates_leaves_the_aliases_where_they_were(ended, name):
+    assert ended[name]["code"] == 1 and aliases_of(ended[name]) == REIGNING
+
+
+def test_margins_do_not_add_up_and_no_bound_but_the_anchors_sees_it(ended):
+    assert [reason.split(" by ")[0] for reason in ended["below the anchor"]["reasons"]] == [
+        "bits_per_byte differs from the anchor's"
+    ]
+
+
+def test_an_undecided_comparison_is_refused_as_such(ended):
+    assert all(": undecided, about " in reason for reason in ended["undecided"]["reasons"])
+
+
+def test_a_release_that_another_one_overtakes_is_compared_with_the_winner_and_refused(ended):
+    run = ended["overtaken by a release"]
+    winner = run["aliases"]["champion"]
+    assert (run["code"], run["promoted"]) == (3, False) and winner not in ("2", run["version"])
+    assert run["reasons"][0].startswith("bits_per_byte differs from the champion's by +0.5000")
+    assert run["aliases"]["previous"] == "2" and run["aliases"]["candidate"] == run["version"]
+    assert aliases_of(run) == REIGNING | {"champion": winner, "anchor_bits_per_byte": winner}
+
+
+def test_a_release_that_a_rollback_overtakes_is_compared_with_the_restored_champion(ended):
+    run = ended["overtaken by a rollback"]
+    assert (run["code"], run["promoted"], run["reasons"]) == (0, True, [])
+    assert (run["aliases"]["champion"], run["aliases"]["previous"]) == (run["version"], "2")
+    assert run["aliases"]["anchor_bits_per_byte"] == run["version"] and "candidate" not in run["aliases"]
+    assert [stage["name"] for stage in run["stages"]].count("gate champion") == 2
+
+
+def test_a_rolled_back_version_is_refused_with_who_when_and_why(ended):
+    run, winner = ended["rolled back"], ended["overtaken by a release"]["aliases"]["champion"]
+    assert (run["code"], run["promoted"], run["version"]) == (3, False, winner)
+    assert run["reasons"][-1].startswith(f"version {winner} was rolled back on ")
+    assert "(it was too good to be true): to allow it again, delete its tag" in run["reasons"][-1]
+    assert aliases_of(run) == aliases_of(ended["overtaken by a rollback"])
