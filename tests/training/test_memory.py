@@ -264,6 +264,7 @@ DIVIDED = [
 ]
 
 
+@pytest.mark.long
 def test_passes_and_updates_take_at_most_what_the_formula_says(tmp_path):
     for num_ranks, cases in ((1, ALONE), (2, DIVIDED)):
         measured = on_ranks(peaks, num_ranks, tmp_path, cases, str(tmp_path))
