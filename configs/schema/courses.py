@@ -56,8 +56,8 @@ class CourseRecipe(Frozen):
     start_batch_tokens: int = Field(gt=0)
     peak_batch_tokens: int = Field(gt=0)
     batch_rampup_share: float = Field(ge=0, le=1)
-    """Share over which the batch grows linearly from start to peak (report: 16M -> 64M over the first 500B of
-    23.1T)."""
+    """Share over which the batch grows from start to peak (report: 16M -> 64M over the first 500B of 23.1T): along a
+    line, in multiples of their greatest common divisor, so that copies that divide both divide every batch."""
     router_bias_rate: tuple[Waypoint, ...] = Field(min_length=1)
     """Loss-free balancing update (report: 0.001 for 15T tokens, then 0)."""
     mtp_loss_weight: tuple[Waypoint, ...] = Field(min_length=1)

@@ -36,12 +36,14 @@ class DecoderLayer(nn.Module):
         *,
         visible_BTS: Tensor | None = None,
         cache: KVCache | None = None,
+        gaps_BT: Tensor | None = None,
     ) -> LayerOutput:
         attended_BTD = self.self_attn(
             self.input_layernorm(hidden_BTD), rotary, visible_BTS=visible_BTS, cache=cache, layer=self.layer
         )
         hidden_BTD = hidden_BTD + attended_BTD
-        branch = self.mlp(self.post_attention_layernorm(hidden_BTD))
+        normed_BTD = self.post_attention_layernorm(hidden_BTD)
         if isinstance(self.mlp, GatedMlp):
-            return LayerOutput(hidden_BTD + branch, None, None)
+            return LayerOutput(hidden_BTD + self.mlp(normed_BTD), None, None)
+        branch = self.mlp(normed_BTD, gaps_BT)
         return LayerOutput(hidden_BTD + branch.hidden_BTD, branch.balance_loss, branch.counts_E)

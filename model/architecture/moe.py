@@ -87,7 +87,8 @@ def combine(rows_RD: Tensor, weights_TK: Tensor, dispatched: Dispatched) -> Tens
 
 
 class Dispatcher(Protocol):
-    """Takes routed copies to the ranks of their experts and back."""
+    """Takes routed copies to the ranks of their experts and back. Rows after those of all experts are copies of gaps:
+    no expert computes them, and what they hold is not read."""
 
     def dispatch(self) -> tuple[Tensor, Tensor]:
         """The rows to compute here, sorted by expert, and their number per expert held here."""
@@ -183,45 +184,68 @@ class MixtureOfExperts(nn.Module):
         self.sum_over_parts: Callable[[Tensor], Tensor] | None = None
         """Sums a (B, E) tensor over the ranks that hold other positions of the same sequences; None where they are
         whole."""
+        self.own_positions: Callable[[Tensor], Tensor] = _all_positions
+        """From a (B, T) tensor of whole rows the positions whose hidden states are here."""
 
-    def forward(self, hidden_BTD: Tensor) -> MoeOutput:
+    def forward(self, hidden_BTD: Tensor, gaps_BT: Tensor | None = None) -> MoeOutput:
+        """`gaps_BT` is true where whole rows hold no token: no expert computes such a position, and none counts it."""
         tokens_TD = hidden_BTD.flatten(0, 1)
         expert_ids_TK, weights_TK, scores_TE = self.gate(tokens_TD)
+        gaps_BT = None if gaps_BT is None else self.own_positions(gaps_BT)
+        if gaps_BT is not None:
+            # Expert number E: their rows come after those of all experts, and products leave them out. What is in these
+            # rows, in both directions, is masked.
+            gaps_T1 = gaps_BT.reshape(-1, 1)
+            expert_ids_TK = expert_ids_TK.masked_fill(gaps_T1, self.num_experts)
+            tokens_TD, weights_TK = tokens_TD.masked_fill(gaps_T1, 0), weights_TK.masked_fill(gaps_T1, 0)
         dispatched = dispatch(tokens_TD, expert_ids_TK, self.num_experts)
         dispatcher = self.dispatcher(dispatched.tokens_RD, dispatched.counts_E)
         # Before the experts, so that it can be computed while the copies are exchanged.
         shared_BTD = None if self.shared_experts is None else self.shared_experts(hidden_BTD)
         rows_RD = dispatcher.combine(self.experts(*dispatcher.dispatch()))
         mixed_BTD = combine(rows_RD, weights_TK, dispatched).view_as(hidden_BTD)
+        if gaps_BT is not None:
+            mixed_BTD = mixed_BTD.masked_fill(gaps_BT.unsqueeze(-1), 0)
         if shared_BTD is not None:
             mixed_BTD = mixed_BTD + shared_BTD
         loss = sequence_balance_loss(
-            scores_TE.view(*hidden_BTD.shape[:2], -1), expert_ids_TK.shape[1], self.sum_over_parts
+            scores_TE.view(*hidden_BTD.shape[:2], -1), expert_ids_TK.shape[1], self.sum_over_parts, gaps_BT
         )
         return MoeOutput(mixed_BTD, loss, dispatched.counts_E)
 
 
+def _all_positions(rows_BT: Tensor) -> Tensor:
+    return rows_BT
+
+
 def sequence_balance_loss(
-    scores_BTE: Tensor, num_experts_per_tok: int, sum_over_parts: Callable[[Tensor], Tensor] | None = None
+    scores_BTE: Tensor,
+    num_experts_per_tok: int,
+    sum_over_parts: Callable[[Tensor], Tensor] | None = None,
+    gaps_BT: Tensor | None = None,
 ) -> Tensor:
     """Mean over sequences of sum_e f_e P_e (DeepSeek-V3 report, eq. 17-20): 1.0 at perfect balance, E / K at collapse.
 
     f_e is E/K times the share of positions whose K highest scores, without the selection bias, include expert e; P_e
     the mean normalised score. Only P carries gradient. Where T is a part of the positions, f is that of the whole
-    sequence (`sum_over_parts`) and P the part's share: the results of all parts add up to the loss.
+    sequence (`sum_over_parts`) and P the part's share: the results of all parts add up to the loss. A sequence ends
+    where its gaps begin.
     """
     if not torch.is_grad_enabled():
         return scores_BTE.new_zeros(())
     num_experts = scores_BTE.shape[-1]
     chosen_BTK = scores_BTE.detach().topk(num_experts_per_tok, dim=-1, sorted=False).indices
     counts_BE = scores_BTE.new_zeros(scores_BTE.shape[0], num_experts)
-    counts_BE.scatter_add_(1, chosen_BTK.flatten(1), torch.ones_like(chosen_BTK, dtype=counts_BE.dtype).flatten(1))
-    num_positions = scores_BTE.shape[1]
+    copies_BTK = torch.ones_like(chosen_BTK, dtype=counts_BE.dtype)
+    if gaps_BT is not None:
+        copies_BTK = copies_BTK.masked_fill(gaps_BT.unsqueeze(-1), 0)
+        scores_BTE = scores_BTE.masked_fill(gaps_BT.unsqueeze(-1), 0)
+    counts_BE.scatter_add_(1, chosen_BTK.flatten(1), copies_BTK.flatten(1))
     if sum_over_parts is not None:
         counts_BE = sum_over_parts(counts_BE)
-        num_positions = counts_BE[0].sum() / num_experts_per_tok
-    share_BE = counts_BE * (num_experts / (num_experts_per_tok * num_positions))
-    mean_score_BE = (scores_BTE / (scores_BTE.sum(-1, keepdim=True) + 1e-20)).sum(1) / num_positions
+    num_positions_B1 = counts_BE.sum(-1, keepdim=True).clamp(min=1) / num_experts_per_tok
+    share_BE = counts_BE * (num_experts / (num_experts_per_tok * num_positions_B1))
+    mean_score_BE = (scores_BTE / (scores_BTE.sum(-1, keepdim=True) + 1e-20)).sum(1) / num_positions_B1
     return (share_BE * mean_score_BE).sum(-1).mean()
 
 

@@ -44,11 +44,12 @@ class MtpLayer(DecoderLayer):
         rotary: tuple[Tensor, Tensor],
         visible_BTS: Tensor | None = None,
         cache: KVCache | None = None,
+        gaps_BT: Tensor | None = None,
     ) -> LayerOutput:
         """Hidden states ready for the unembedding, from the embedding of token t+1 and the trunk's hidden state at
         t."""
         joined = torch.cat([self.enorm(next_embedded_BTD), self.hnorm(hidden_BTD)], dim=-1)
-        output = super().forward(self.eh_proj(joined), rotary, visible_BTS=visible_BTS, cache=cache)
+        output = super().forward(self.eh_proj(joined), rotary, visible_BTS=visible_BTS, cache=cache, gaps_BT=gaps_BT)
         return output._replace(hidden_BTD=self.shared_head(output.hidden_BTD))
 
 

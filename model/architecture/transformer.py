@@ -60,11 +60,12 @@ def run_layers(
     rotary: tuple[Tensor, Tensor],
     visible_BTS: Tensor | None,
     cache: KVCache | None,
+    gaps_BT: Tensor | None,
 ) -> LayersOutput:
     """Run the layers one after the other, without the final norm."""
     balance, counts = [], []
     for layer in layers:
-        output = layer(hidden_BTD, rotary, visible_BTS=visible_BTS, cache=cache)
+        output = layer(hidden_BTD, rotary, visible_BTS=visible_BTS, cache=cache, gaps_BT=gaps_BT)
         hidden_BTD = output.hidden_BTD
         if output.counts_E is not None:
             balance.append(output.balance_loss)
@@ -148,6 +149,7 @@ class Glm4Moe(nn.Module):
         preference: Preference | None = None,
         values: ValueTargets | None = None,
         routes_LBTK: Tensor | None = None,
+        gaps_BT: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> ModelOutput:
         """Losses when `target_ids_BT` (token t+1 per position, -100 to leave out) is given, logits when it is not.
@@ -161,11 +163,12 @@ class Glm4Moe(nn.Module):
         last positions come after the part. Whether a document's last position is trained to predict the next
         document's first token is decided by `target_ids_BT`. `preference` makes neighbouring rows pairs, whose loss
         takes the place of the next token's cross-entropy, and `values` are those of a critic, whose loss does.
-        `routes_LBTK` are the experts that the trunk's layers use (model/architecture/routes.py).
+        `routes_LBTK` are the experts that the trunk's layers use (model/architecture/routes.py). `gaps_BT` is true at
+        the positions of whole rows that hold no token, which go to no expert; None where there are none.
         """
         assert cache is None or (target_ids_BT is None and segment_ids_BT is None), "a cache serves generation only"
         embedded_BTD = self.model.embed_tokens(token_ids_BT)
-        trunk = self.run_trunk(embedded_BTD, segment_ids_BT, cache, max_documents, routes_LBTK)
+        trunk = self.run_trunk(embedded_BTD, segment_ids_BT, cache, max_documents, routes_LBTK, gaps_BT)
         if target_ids_BT is None:
             return ModelOutput(None, self.stack_counts(trunk.counts), self.lm_head(self.model.norm(trunk.hidden_BTD)))
         return self.losses(
@@ -180,6 +183,7 @@ class Glm4Moe(nn.Module):
             mtp_target_ids_BT=mtp_target_ids_BT,
             preference=preference,
             values=values,
+            gaps_BT=gaps_BT,
         )
 
     def losses(
@@ -196,6 +200,7 @@ class Glm4Moe(nn.Module):
         mtp_target_ids_BT: Tensor | None = None,
         preference: Preference | None = None,
         values: ValueTargets | None = None,
+        gaps_BT: Tensor | None = None,
     ) -> ModelOutput:
         """Losses from the trunk's layers and the embeddings, as in `forward`; a pipeline's last stage begins here."""
         hidden_BTD = self.model.norm(trunk.hidden_BTD)
@@ -213,7 +218,7 @@ class Glm4Moe(nn.Module):
         if self.recipe.num_nextn_predict_layers and not self.runs_mtp:
             counts = [*counts, torch.zeros(self.recipe.n_routed_experts, dtype=torch.int64, device=lm.device)]
         elif self.recipe.num_nextn_predict_layers and target_ids_BT.shape[1] > 1:
-            output = self.run_mtp(embedded_BTD, hidden_BTD, segment_ids_BT, max_documents)
+            output = self.run_mtp(embedded_BTD, hidden_BTD, segment_ids_BT, max_documents, gaps_BT)
             if mtp_target_ids_BT is None:
                 segments = mtp_segment_ids_BT if mtp_segment_ids_BT is not None else segment_ids_BT
                 mtp_target_ids_BT = mtp_targets(target_ids_BT, segments)
@@ -239,8 +244,9 @@ class Glm4Moe(nn.Module):
         cache: KVCache | None,
         max_documents: int | None = None,
         routes_LBTK: Tensor | None = None,
+        gaps_BT: Tensor | None = None,
     ) -> LayersOutput:
-        """The trunk's layers, of a pipeline stage those that it holds; segments and routes as in `forward`."""
+        """The trunk's layers, of a pipeline stage those that it holds; segments, routes and gaps as in `forward`."""
         num_new = embedded_BTD.shape[1] * self.num_slices
         visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT, max_documents)
         if cache is not None:
@@ -252,7 +258,7 @@ class Glm4Moe(nn.Module):
         if routes_LBTK is not None or self._has_replayed:
             replay_routes(trunk, routes_LBTK)
             self._has_replayed = routes_LBTK is not None
-        output = self.model.run_layers(trunk, embedded_BTD, rotary, visible_BTS, cache)
+        output = self.model.run_layers(trunk, embedded_BTD, rotary, visible_BTS, cache, gaps_BT)
         if cache is not None:
             cache.advance(num_new)
         return output
@@ -262,7 +268,12 @@ class Glm4Moe(nn.Module):
         return [*self.model.layers[: self.recipe.num_hidden_layers]]
 
     def run_mtp(
-        self, embedded_BTD: Tensor, hidden_BTD: Tensor, segment_ids_BT: Tensor | None, max_documents: int | None = None
+        self,
+        embedded_BTD: Tensor,
+        hidden_BTD: Tensor,
+        segment_ids_BT: Tensor | None,
+        max_documents: int | None = None,
+        gaps_BT: Tensor | None = None,
     ) -> LayerOutput:
         """The MTP layer at positions 0..T-2, from the trunk's embeddings and normalised hidden states of all T
         positions."""
@@ -273,7 +284,12 @@ class Glm4Moe(nn.Module):
         # By the document of the hidden state, not of the next token: otherwise a document's first position would see
         # the document before.
         visible_BTS = None if segment_ids_BT is None else visible_within_segments(segment_ids_BT[:, :-1], max_documents)
-        return self.model.layers[-1](*self.pair_for_mtp(embedded_BTD, hidden_BTD), rotary, visible_BTS)
+        return self.model.layers[-1](
+            *self.pair_for_mtp(embedded_BTD, hidden_BTD),
+            rotary,
+            visible_BTS,
+            gaps_BT=None if gaps_BT is None else gaps_BT[:, 1:],  # after a row's last token there is no next one
+        )
 
     def _rotary(self, num_positions: int, start: int, device: torch.device) -> tuple[Tensor, Tensor]:
         positions = torch.arange(start, start + num_positions, device=device)

@@ -18,6 +18,8 @@ from model.architecture.losses import IGNORED
 from model.architecture.moe import Router
 from model.architecture.transformer import Glm4Moe
 from model.optimizer.optimizer import Muon, build_optimizer, set_learning_rate
+from tasks.data.packing.packed_rows import NO_SEGMENT
+from tasks.training.loop.training_step import sum_over_ranks
 from tasks.training.parallel.deepspeed_config import deepspeed_config
 from tasks.training.parallel.gradients import reduce_partial
 from tasks.training.parallel.micro_batch import MicroBatch
@@ -38,17 +40,21 @@ def resources_of(**changes: object) -> TrainingResources:
     return load_scale("micro").phases[0].resources.model_copy(update={"bucket_elements": 100_000} | changes)
 
 
-def micro_batches(num_rows: int, num_positions: int, *, is_segmented: bool, seed: int = 0) -> list[MicroBatch]:
-    """Random tokens in documents of random lengths, some of them not trained; one row each."""
+def micro_batches(
+    num_rows: int, num_positions: int, *, is_segmented: bool, seed: int = 0, num_gaps: int = 0
+) -> list[MicroBatch]:
+    """Random tokens in documents of random lengths, some of them not trained, and gaps at the end; one row each."""
     generator = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(num_rows):
         tokens = torch.randint(GLM46.vocab_size, (1, num_positions + 1), generator=generator)
         segments = (torch.rand(1, num_positions, generator=generator) < 0.15).cumsum(1)
         is_left_out = torch.rand(1, num_positions, generator=generator) < 0.2
-        batches.append(
-            MicroBatch(tokens[:, :-1], tokens[:, 1:].masked_fill(is_left_out, IGNORED), segments, is_segmented)
-        )
+        if num_gaps:
+            segments[:, -num_gaps:] = NO_SEGMENT
+            is_left_out[:, -num_gaps - 1 :] = True
+        targets = tokens[:, 1:].masked_fill(is_left_out, IGNORED)
+        batches.append(MicroBatch(tokens[:, :-1], targets, segments, is_segmented, has_gaps=num_gaps > 0))
     return batches
 
 
@@ -89,8 +95,10 @@ def step_alone(model: Glm4Moe, optimizer: torch.optim.Optimizer, batches: list[M
 
 
 def step_on_ranks(engine, model: Glm4Moe, ranks: Ranks, batches: list[MicroBatch]) -> dict[str, Tensor]:
-    """The same step, from this rank's share of the rows; losses and counts summed over the replicas."""
-    totals = _sum(_terms(batches), ranks)
+    """The same step, from this rank's share of the rows; losses and counts are those of all ranks."""
+    totals = _terms(batches)
+    if ranks.replicas.group is not None:
+        torch.distributed.all_reduce(totals, group=ranks.replicas.group)
     numbers = iter(range(1, len(batches) + 1))
 
     def backward(loss: Tensor) -> None:
@@ -100,7 +108,8 @@ def step_on_ranks(engine, model: Glm4Moe, ranks: Ranks, batches: list[MicroBatch
     sums = _accumulate(engine, batches, totals, backward)
     reduce_partial(engine, engine.module, ranks)
     engine.step()
-    return {name: _sum(value, ranks) for name, value in sums.items()}
+    losses, counts = sum_over_ranks(sums["losses"], sums["counts"], ranks)
+    return {"losses": losses, "counts": counts}
 
 
 def _terms(batches: list[MicroBatch]) -> Tensor:
@@ -119,12 +128,6 @@ def _accumulate(
         losses += torch.stack([lm, mtp, balance]).detach()
         counts = counts + output.expert_counts_LE
     return {"losses": losses, "counts": torch.as_tensor(counts)}
-
-
-def _sum(values: Tensor, ranks: Ranks) -> Tensor:
-    if ranks.replicas.group is not None:
-        torch.distributed.all_reduce(values, group=ranks.replicas.group)
-    return values
 
 
 def initialize(model: Glm4Moe, optimizer: torch.optim.Optimizer, ranks: Ranks, resources: TrainingResources):

@@ -43,7 +43,7 @@ def run_cases(rank, num_ranks, cases):
         trainable = build(num_ranks, **topology)
         optimizer = small_recipe().optimizer.model_copy(update={"max_grad_norm": max_norm})
         recipe = small_recipe(model=MODEL.model_dump(), optimizer=optimizer.model_dump())
-        results = {"losses": [], "norms": [], "counts": []}
+        results = {"losses": [], "norms": [], "counts": [], "experts": []}
         for step in range(NUM_STEPS):
             rows = micro_batches(ROWS, POSITIONS, is_segmented=True, seed=step)[
                 trainable.ranks.data.rank :: trainable.ranks.data.size
@@ -53,6 +53,7 @@ def run_cases(rank, num_ranks, cases):
             results["losses"].append(result.total_loss)
             results["norms"].append(result.grad_norm)
             results["counts"].append([result.num_positions, result.squared_lengths])
+            results["experts"].append([*result.expert_use.load, result.losses.balance])
         states.append(results | {"state": state_of(trainable)})
     return {"found": states}
 
@@ -78,6 +79,7 @@ def test_clipped_steps_equal_torchs_in_every_topology(tmp_path):
     for case, actual in [({"num_ranks": 1}, single), *zip(CASES, together, strict=True)]:
         assert actual["counts"] == expected["counts"], case
         assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-5), case
+        assert actual["experts"] == [pytest.approx(step, rel=1e-5) for step in expected["experts"]], case
         assert actual["norms"] == pytest.approx(expected["norms"], rel=1e-4), case
         for name, value in expected["state"].items():
             assert float((actual["state"][name] - value).norm()) <= 5e-5 * float(value.norm()), (case, name)

@@ -46,14 +46,33 @@ def test_the_rate_never_rises_after_the_warm_up():
     ("tokens", "batch"),
     [
         (0, 16_000_000),
-        (250_000_000_000, 40_000_000),
-        (499_999_999_999, 63_999_999),
-        (500_000_000_000, 64_000_000),
+        (83_333_333_333, 16_000_000),
+        (83_333_333_334, 32_000_000),
+        (249_999_999_999, 32_000_000),
+        (250_000_000_000, 48_000_000),
+        (416_666_666_667, 64_000_000),
         (TOTAL, 64_000_000),
     ],
 )
 def test_the_batch_grows_from_16m_to_64m_over_500b(tokens, batch):
     assert batch_tokens_at(REPORT, TOTAL, tokens) == batch
+
+
+@pytest.mark.parametrize(("start", "peak", "multiple"), [(6, 15, 3), (4, 12, 4), (5, 7, 1), (8, 8, 8)])
+def test_the_copies_that_divide_the_first_and_the_last_batch_divide_every_batch(start, peak, multiple):
+    scale = load_scale("micro")
+    recipe = scale.training_recipe(scale.phases[0])
+    length, num_rows = recipe.sequence_length, 40 * peak
+    batches = {"start_batch_tokens": start * length, "peak_batch_tokens": peak * length, "batch_rampup_share": 0.5}
+    changes = {"course": recipe.course.model_copy(update=batches), "num_tokens": num_rows * length}
+    recipe = recipe.model_copy(update=changes | {"course_num_tokens": num_rows * length, "course_start_tokens": 0})
+    sizes, row = [], 0
+    while row < num_rows:
+        sizes.append(plan_step(recipe, row * length).num_rows)
+        row += sizes[-1]
+    *whole, last = sizes
+    assert set(whole) == set(range(start, peak + 1, multiple)) and whole == sorted(whole)
+    assert row == num_rows and 0 < last <= peak
 
 
 @pytest.mark.parametrize(

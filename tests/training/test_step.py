@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from configs.load import load_scale
 from model.architecture.losses import IGNORED
 from model.architecture.rotary import rotary_tables
+from tasks.data.packing.packed_rows import NO_SEGMENT
 from tasks.training.loop.batches import read_micro_batches
 from tasks.training.parallel.deepspeed_config import deepspeed_config
 from tasks.training.parallel.micro_batch import MicroBatch
@@ -97,6 +99,24 @@ def test_sft_trains_what_the_assistant_writes_and_the_next_role_token(tmp_path):
                 and trained[0] == tokens[2 + tokens.index(specials["</think>"]) - 1]
                 and trained[-1] == specials["<|user|>"]
             )
+
+
+def test_gaps_of_packed_rows_are_marked_where_there_are_any():
+    read = partial(read_micro_batches, plan=StepPlan(0, 2, 0, 0), rank=0, num_ranks=1, num_sequences=1, device=CPU)
+    without, with_gaps = read(FilledUpRows())
+    assert without.gaps_BT is None and without.model_arguments["gaps_BT"] is None
+    assert with_gaps.gaps_BT is not None and with_gaps.gaps_BT.tolist() == [[False] * 6 + [True] * 2]
+
+
+class FilledUpRows(CountingRows):
+    """The first row's last position is a gap, as a target only; of the second its last document is gaps."""
+
+    is_segmented = True
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        tokens, segments, trained = super().rows(start, stop)
+        segments[0, 8:], segments[1, 6:] = NO_SEGMENT, NO_SEGMENT
+        return tokens, segments, trained & (segments != NO_SEGMENT)
 
 
 @pytest.mark.parametrize("is_segmented", [True, False])

@@ -1,12 +1,16 @@
 """Tensor parallelism against one process: losses, expert counts and every gradient, gathered over the ranks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from model.architecture.transformer import Glm4Moe
 from tasks.training.loop.prepare_training import divide_model
+from tasks.training.loop.training_step import sum_over_ranks
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.sequence_parallel import own_positions
@@ -66,13 +70,32 @@ def compute(model: Glm4Moe, is_segmented: bool, dtype: str) -> dict[str, torch.T
     }
 
 
+@contextmanager
+def reduced_dtypes() -> Iterator[list[torch.dtype]]:
+    """Of the tensors that are added up over ranks in here."""
+    dtypes, all_reduce = [], torch.distributed.all_reduce
+
+    def noted(values: torch.Tensor, **arguments):
+        dtypes.append(values.dtype)
+        return all_reduce(values, **arguments)
+
+    with patch.object(torch.distributed, "all_reduce", noted):
+        yield dtypes
+    assert dtypes, "a divided model adds something up"
+
+
 def compute_divided(rank, num_ranks, cases):
     ranks = connect_ranks(resources_of(num_ranks=num_ranks, tensor_parallel=num_ranks))
     computed = {}
     for number, (family, is_segmented, dtype) in enumerate(cases):
         model = random_model(FAMILIES[family])
         divide_matrices(model, ranks)
-        results = compute(model, is_segmented, dtype)
+        with reduced_dtypes() as reduced:
+            results = compute(model, is_segmented, dtype)
+        assert torch.int64 not in reduced, "routed copies are added up once per step, not in its passes"
+        losses = torch.stack([results[name] for name in ("lm", "mtp", "balance")])
+        losses, results["counts"] = sum_over_ranks(losses, results["counts"], ranks)
+        results["balance"] = losses[2]
         for name, parameter in model.named_parameters():
             if getattr(parameter, "is_partial_over_tensor", False):
                 torch.distributed.all_reduce(parameter.grad)
@@ -121,7 +144,7 @@ def compare_steps(rank, num_ranks, cases):
         compare(
             connect_ranks(resources),
             resources,
-            micro_batches(4, 24, is_segmented=True, seed=10),
+            micro_batches(4, 24, is_segmented=True, seed=10, num_gaps=7),  # of four slices one is only gaps
             own_positions,
             partial(divide_model, resources=resources),
             optimizer=optimizer,

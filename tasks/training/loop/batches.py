@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from model.architecture.losses import IGNORED
+from tasks.data.packing.packed_rows import NO_SEGMENT
 from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.schedule.schedules import StepPlan
 
@@ -76,4 +77,5 @@ def _micro_batch(rows: list[np.ndarray], is_segmented: bool, device: torch.devic
         is_segmented,
         row_numbers_B=torch.arange(first_row, first_row + len(tokens), device=device),
         max_documents=num_documents,
+        has_gaps=bool((segments[:, :-1] == NO_SEGMENT).any()),
     )

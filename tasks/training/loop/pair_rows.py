@@ -68,6 +68,7 @@ class PairRows:
             is_segmented=False,
             is_filler=is_filler,
             row_numbers_B=torch.arange(first_row, first_row + len(rows), device=device),
+            has_gaps=bool((segments_BT == NO_SEGMENT).any()),
             preference=Preference(last_B, reference_B, self._beta),
         )
 

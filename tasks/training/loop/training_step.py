@@ -19,7 +19,7 @@ from model.optimizer.optimizer import set_learning_rate
 from tasks.training.parallel.gradients import clip_gradients, gradient_norm, reduce_partial
 from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.pipeline_parallel import accumulate_in_stages, next_token_loss_in_stages, router_rows
-from tasks.training.parallel.ranks import Axis
+from tasks.training.parallel.ranks import Axis, Ranks
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.schedule.schedules import StepPlan, learning_rate_at, value_at
 from tasks.training.state.position import StepLosses
@@ -109,8 +109,7 @@ def take_step(
     run_passes = accumulate_in_stages if is_divided else accumulate_gradients
     with observed or nullcontext():
         sums, counts_LE = run_passes(trainable, micro_batches, shares, (mtp_weight, balance_weight))
-    for axis in (ranks.replicas, ranks.pipeline):  # of a pipeline every stage holds its own part
-        sums, counts_LE = _sum_over(sums, axis), _sum_over(counts_LE, axis)
+    sums, counts_LE = sum_over_ranks(sums, counts_LE, ranks)
     reduce_partial(engine, trainable.model, ranks)
     grad_norm = gradient_norm(engine, trainable.model, ranks)
     # Context ranks hold parts of the same rows, and each counted whole rows.
@@ -138,6 +137,19 @@ def take_step(
         figures.num_positions,
         figures.squared_lengths,
     )
+
+
+def sum_over_ranks(sums: Tensor, counts_LE: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """The three losses and the routed copies of a step from every rank's part of them, in place: once per step.
+
+    Tensor ranks hold slices of the same positions, so each has the whole loss of the targets (lm, MTP), but the balance
+    loss and the copies of its slice. Of a pipeline every stage has its own layers'."""
+    _sum_over(sums[2:], ranks.tensor)
+    for axis in (ranks.replicas, ranks.pipeline):
+        _sum_over(sums, axis)
+    for axis in (ranks.stage, ranks.pipeline):
+        _sum_over(counts_LE, axis)
+    return sums, counts_LE
 
 
 class Figures(NamedTuple):

@@ -19,6 +19,7 @@ import torch
 
 from configs.files.block_reader import BlockReader
 from model.architecture.losses import IGNORED
+from tasks.data.packing.packed_rows import NO_SEGMENT
 from tasks.data.shards.stored_shard import StoredShard, open_shards
 from tasks.training.loop.training_step import sum_losses
 from tasks.training.parallel.micro_batch import MicroBatch
@@ -29,8 +30,6 @@ from tasks.training.state.measurements import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-NO_SEGMENT = -1
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,7 @@ class HeldOut:
                     for values, gap in ((rows.tokens_BT, 0), (rows.targets_BT, IGNORED), (rows.segments_BT, NO_SEGMENT))
                 ),
                 is_segmented=True,
+                has_gaps=stop > len(rows.segments_BT) or bool((rows.segments_BT[first:stop] == NO_SEGMENT).any()),
             )
 
 

@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.architecture.moe import MixtureOfExperts
@@ -57,7 +58,8 @@ class RankDispatcher:
         self._received_PE = received_PE
         self._sent, self._received = torch.stack([sent_PE.sum(1), received_PE.sum(1)]).tolist()
         self._exchange = Exchange(self._sent, self._received, axis.group)
-        self._rows_RD = self._exchange.start(tokens_RD)
+        self._num_unsent = tokens_RD.shape[0] - sum(self._sent)  # copies of gaps, the last rows
+        self._rows_RD = self._exchange.start(tokens_RD[: sum(self._sent)])
         self._is_here = not is_overlapped
         if self._is_here:
             self._rows_RD = self._exchange.finish(self._rows_RD)
@@ -74,9 +76,9 @@ class RankDispatcher:
         return _reorder(rows_RD, self._by_expert_R, self._by_rank_R), self._received_PE.sum(0)
 
     def combine(self, rows_RD: Tensor) -> Tensor:
-        return exchange_rows(
-            _reorder(rows_RD, self._by_rank_R, self._by_expert_R), self._received, self._sent, self._group
-        )
+        rows_RD = _reorder(rows_RD, self._by_rank_R, self._by_expert_R)
+        rows_RD = exchange_rows(rows_RD, self._received, self._sent, self._group)
+        return F.pad(rows_RD, (0, 0, 0, self._num_unsent)) if self._num_unsent else rows_RD
 
 
 class _Reorder(torch.autograd.Function):

@@ -45,6 +45,8 @@ class MicroBatch:
     max_documents: int | None = None
     """A bound of the number of runs of one segment id in the rows; None: on an accelerator the host counts them, for
     which it waits."""
+    has_gaps: bool = False
+    """Whether some positions hold no document's token."""
 
     @property
     def model_arguments(self) -> dict[str, Any]:
@@ -58,8 +60,14 @@ class MicroBatch:
             "mtp_target_ids_BT": self.mtp_target_ids_BT,
             "preference": self.preference,
             "values": self.values,
+            "gaps_BT": self.gaps_BT,
             **({} if self.routes_LBTK is None else {"routes_LBTK": self.routes_LBTK}),  # no stage of a pipeline has any
         }
+
+    @property
+    def gaps_BT(self) -> Tensor | None:
+        """True at the positions of the whole rows that hold no document's token; None where there are none."""
+        return self.segment_ids_BT == NO_SEGMENT if self.has_gaps else None
 
     @property
     def num_rows(self) -> int:

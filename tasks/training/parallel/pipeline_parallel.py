@@ -92,7 +92,9 @@ class PipelineStage(nn.Module):
         if self.is_first:
             hidden_BTD = embedded_BTD = self.model.model.embed_tokens(batch.token_ids_BT)
         assert hidden_BTD is not None, "every stage but the first receives hidden states"
-        trunk = self.model.run_trunk(hidden_BTD, arguments.get("segment_ids_BT"), None, batch.max_documents)
+        trunk = self.model.run_trunk(
+            hidden_BTD, arguments.get("segment_ids_BT"), None, batch.max_documents, gaps_BT=batch.gaps_BT
+        )
         if self.is_last:
             output = self.model.losses(trunk, hidden_BTD if embedded_BTD is None else embedded_BTD, **arguments)
             assert output.losses is not None

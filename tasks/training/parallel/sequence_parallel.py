@@ -24,6 +24,7 @@ from model.architecture.transformer import Glm4Moe
 from tasks.training.parallel.all_to_all import exchange_rows
 from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.ranks import Axis, Ranks
+from tasks.training.parallel.tensor_collectives import cut_slice
 
 Attend = Callable[[Tensor, Tensor, Tensor, Visible], Tensor]
 
@@ -47,6 +48,7 @@ def spread_sequence(model: Glm4Moe, ranks: Ranks) -> None:
                 module.attend = AttendByHeads(module.attend, axis, num_missing=int(isinstance(layer, MtpLayer)))
             if isinstance(module, MixtureOfExperts):
                 module.sum_over_parts = partial(_sum_over, axis=axis)
+                module.own_positions = partial(cut_slice, axis=axis)
 
 
 def own_parts(batches: Iterable[MicroBatch], ranks: Ranks) -> list[MicroBatch]:

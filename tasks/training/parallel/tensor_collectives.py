@@ -37,7 +37,8 @@ def sum_values(values: Tensor, axis: Axis) -> Tensor:
 
 
 def cut_slice(whole_BTD: Tensor, axis: Axis) -> Tensor:
-    """This rank's slice of what every rank holds. The gradient of each rank is only that of its slice: sum it."""
+    """This rank's slice of what every rank holds, (B, T, ...). The gradient of each rank is only that of its slice: sum
+    it."""
     size = slice_size(whole_BTD.shape[1], axis)
     return whole_BTD[:, axis.rank * size : (axis.rank + 1) * size]
 

@@ -3,8 +3,9 @@
 The matrices of attention and of the dense and shared MLPs are divided by output features (q, k, v, gate, up) or by
 input features (o, down). Embedding and unembedding are divided by rows of the vocabulary. Between these blocks a rank
 holds a slice of the positions. So norms, residual additions, routers and routed experts are computed once, not once
-per rank (arXiv 2205.05198). Routed experts are not divided here: tasks/training/parallel/expert_parallel.py sends
-their tokens to other ranks, tensor ranks among them, as they hold different tokens.
+per rank (arXiv 2205.05198). A rank's balance loss and routed copies are those of its slice: a step adds them up once
+(tasks/training/loop/training_step.py). Routed experts are not divided here: their tokens are sent to other ranks
+(tasks/training/parallel/expert_parallel.py), tensor ranks among them, as these hold different tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from model.architecture.adapters import AdaptedLinear
 from model.architecture.attention import Attention
 from model.architecture.decoder_layer import DecoderLayer
 from model.architecture.gated_mlp import GatedMlp
-from model.architecture.moe import Experts, MixtureOfExperts, MoeOutput
+from model.architecture.moe import Experts, MixtureOfExperts
 from model.architecture.mtp import MtpLayer
 from model.architecture.transformer import Glm4Moe
 from tasks.training.parallel.ranks import Axis, Ranks
@@ -89,9 +90,14 @@ def _divide_layer(layer: DecoderLayer, ranks: Ranks) -> None:
             _divide_linears((module.gate_proj, module.up_proj), module.down_proj, ranks)
         elif isinstance(module, MixtureOfExperts):
             module.sum_over_parts = partial(collectives.sum_over_slices, module.sum_over_parts)
-            module.register_forward_hook(collectives.sum_statistics)
+            module.own_positions = partial(_own_slice, module.own_positions, ranks.tensor)
         if isinstance(module, Attention | GatedMlp):
             collectives.wrap(module, sum_to_slices)
+
+
+def _own_slice(own_positions: Callable[[Tensor], Tensor], axis: Axis, rows_BT: Tensor) -> Tensor:
+    """Where sequences are divided among context ranks, slices are parts of what a context rank holds."""
+    return cut_slice(own_positions(rows_BT), axis)
 
 
 def _divide_linears(column_parallel: tuple[nn.Linear, ...], row_parallel: nn.Linear, ranks: Ranks) -> None:
@@ -169,15 +175,6 @@ class _LayerCollectives:
 
     def sum_over_slices(self, sum_over_parts: Callable[[Tensor], Tensor] | None, counts: Tensor) -> Tensor:
         """Where sequences are divided among context ranks, slices are parts of what a context rank holds."""
-        total = self.sum_counts(counts)
-        return total if sum_over_parts is None else sum_over_parts(total)
-
-    def sum_counts(self, counts: Tensor) -> Tensor:
         total = counts.clone()
         dist.all_reduce(total, group=self.axis.group)
-        return total
-
-    def sum_statistics(self, module: nn.Module, arguments: tuple[Any, ...], output: MoeOutput) -> MoeOutput:
-        return output._replace(
-            balance_loss=sum_values(output.balance_loss, self.axis), counts_E=self.sum_counts(output.counts_E)
-        )
+        return total if sum_over_parts is None else sum_over_parts(total)

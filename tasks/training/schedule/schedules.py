@@ -42,12 +42,17 @@ def batch_rampup_tokens(course: CourseRecipe, course_num_tokens: int) -> int:
 
 
 def batch_tokens_at(course: CourseRecipe, course_num_tokens: int, tokens: int) -> int:
-    """Tokens per optimizer step for the step that starts at `tokens`."""
+    """Tokens per optimizer step for the step that starts at `tokens`: between the first and the last batch the nearest
+    multiple of their greatest common divisor to the line from one to the other.
+
+    So copies and micro-batches that divide these two divide every batch of the growth, and no rank computes a filler.
+    The rule knows nothing of a topology, which must not change a result."""
     rampup_tokens = batch_rampup_tokens(course, course_num_tokens)
     if tokens >= rampup_tokens:
         return course.peak_batch_tokens
-    growth = course.peak_batch_tokens - course.start_batch_tokens
-    return course.start_batch_tokens + growth * tokens // rampup_tokens
+    multiple = math.gcd(course.start_batch_tokens, course.peak_batch_tokens)
+    num_multiples = (course.peak_batch_tokens - course.start_batch_tokens) // multiple
+    return course.start_batch_tokens + multiple * ((2 * num_multiples * tokens + rampup_tokens) // (2 * rampup_tokens))
 
 
 def value_at(waypoints: tuple[Waypoint, ...], course_num_tokens: int, tokens: int) -> float:

@@ -18,6 +18,7 @@ from model.architecture.losses import IGNORED
 from model.architecture.moe import dispatch
 from model.architecture.transformer import Glm4Moe
 from model.optimizer.optimizer import build_optimizer
+from tasks.data.packing.packed_rows import NO_SEGMENT
 from tasks.training.loop import training_step
 from tasks.training.loop.batches import read_micro_batches
 from tasks.training.loop.training_step import Figures, expert_use, read_figures, take_step
@@ -78,7 +79,7 @@ def build(recompute: Literal["none", "selective", "full"]) -> Trainable:
 
 
 class DocumentRows:
-    """Rows of four documents each."""
+    """Rows of three documents each, and of a fourth, or of gaps where attention stays inside documents."""
 
     def __init__(self, is_segmented: bool) -> None:
         self.is_segmented = is_segmented
@@ -91,6 +92,7 @@ class DocumentRows:
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         shape = stop - start, RECIPE.sequence_length + 1
         segments = np.broadcast_to(np.arange(shape[1]) * 4 // shape[1], shape)
+        segments = np.where((segments == 3) & self.is_segmented, NO_SEGMENT, segments)
         return np.zeros(shape, np.int32), segments.astype(np.int32), np.ones(shape, bool)
 
 
