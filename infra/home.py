@@ -44,13 +44,18 @@ class Home:
         return self.work_root / key
 
 
+def named_home() -> Home:
+    """The home named by GLM46_HOME, which may not exist."""
+    return Home(Path(os.environ.get("GLM46_HOME", ".glm46")).absolute())
+
+
 def open_home() -> Home:
     """The home named by GLM46_HOME, created if needed. Raises ValueError if it cannot be written.
 
     Other users cannot enter it: a home that they could enter becomes 0700. One with bits for its group only (`chmod
     750`) stays as it is: the group can read artifacts, but neither databases nor logs.
     """
-    home = Home(Path(os.environ.get("GLM46_HOME", ".glm46")).absolute())
+    home = named_home()
     try:
         home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if home.root.stat().st_mode & 0o007:

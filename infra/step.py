@@ -94,6 +94,8 @@ class Reader(Protocol):
 
     def uri_of(self, manifest: Manifest, name: str) -> str: ...
 
+    def committed_at(self, manifest: Manifest) -> float: ...
+
 
 @dataclass(frozen=True)
 class Artifact(Generic[R]):
@@ -110,6 +112,11 @@ class Artifact(Generic[R]):
     @property
     def key(self) -> str:
         return self.manifest.key
+
+    @property
+    def committed_at(self) -> float:
+        """When it was committed, in seconds since the epoch by the clock of the store."""
+        return self.reader.committed_at(self.manifest)
 
     def path(self, name: str) -> Path:
         """Local path of one file, its checksum verified. Raises CorruptArtifactError."""

@@ -1,5 +1,6 @@
 """The command line `glm46`: run, plan, config, stage, chat, serve, eval, compare, convert, generate, fetch, profile,
-rollback, evidence, verify, forget, up, down, worker, exporter, jobs, cluster, checkpoint, adopt, gc, doctor, lineage.
+rollback, evidence, verify, speedrun, forget, up, down, worker, exporter, jobs, cluster, checkpoint, adopt, gc, doctor,
+lineage.
 
 Exit codes: 0 the requested end was reached, 3 refused by a gate, 1 failed, 2 wrong usage.
 """
@@ -24,7 +25,7 @@ from flows.cli.lineage_commands import lineage_app
 from flows.cli.model_commands import convert, fetch, generate, profile
 from flows.cli.options import ADDRESS, JSON, SCALE, STORE
 from flows.cli.plan_commands import config, plan
-from flows.cli.registry_commands import evidence, forget, rollback, verify
+from flows.cli.registry_commands import evidence, forget, rollback, speedrun, verify
 from flows.cli.store_commands import adopt, gc
 from flows.cli.up_commands import down, exporter, up, worker
 
@@ -270,6 +271,7 @@ app.command()(rollback)
 
 app.command()(evidence)
 app.command()(verify)
+app.command()(speedrun)
 app.command()(forget)
 
 app.command()(adopt)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.cli.command_errors import EXIT_USAGE, usage_errors
-from flows.cli.options import JSON, SCALE
+from flows.cli.options import JSON, SCALE, STORE
+
+if TYPE_CHECKING:
+    from tasks.training.plan.measured import MeasuredPhase
 
 SCALES = Annotated[list[str], typer.Argument(metavar="SCALE|FILE.yaml ...", help="one, or several with --compare")]
 
@@ -27,8 +30,11 @@ def plan(
     prices: Annotated[
         str, typer.Option(metavar="NAME|FILE.yaml", help="prices; by default those of configs/prices/guide.yaml")
     ] = "guide",
+    store: STORE = None,
 ) -> None:
     """Print the parameters, tokens, steps, memory, hours and cost of a scale. Trains nothing.
+
+    Hours and memory of phases on this machine are those that runs in the store measured, where there are any.
 
     Exit code 2 where no engine can train a phase as it is configured: the plan says why.
     """
@@ -42,14 +48,25 @@ def plan(
             raise ValueError(f"machine {machine} is not known: give one of {', '.join(MACHINES)}")
         if len(scales) > 1 and not compare:
             raise ValueError(f"{len(scales)} scales: give one, or --compare")
-        known = load_prices(prices)
+        known, measured = load_prices(prices), _measured(store)
         plans = [
-            plan_training(load_scale(name), MACHINES[machine.lower()], searches=search, prices=known) for name in scales
+            plan_training(load_scale(name), MACHINES[machine.lower()], searches=search, prices=known, measured=measured)
+            for name in scales
         ]
         shown = compare_plans(plans) if compare else plans[0]
         print(shown.model_dump_json() if as_json else shown.describe())
     if not all(each.is_possible for each in plans):
         raise typer.Exit(EXIT_USAGE)
+
+
+def _measured(store: str | None) -> list[MeasuredPhase]:
+    """What the store's runs measured; nothing before the first run, and no home is created."""
+    from infra.home import named_home
+    from infra.storage.open_store import open_store
+    from tasks.training.measured_phases import measured_phases
+
+    home = named_home()
+    return measured_phases(open_store(store, home)) if store is not None or home.store_dir.is_dir() else []
 
 
 def config(

@@ -1,4 +1,4 @@
-"""The commands of glm46 that change, describe or check registered versions: rollback, evidence, verify, forget."""
+"""The commands of glm46 that change, describe or check what was made: rollback, evidence, verify, speedrun, forget."""
 
 from __future__ import annotations
 
@@ -87,6 +87,54 @@ def verify(
                 print(compared.model_dump_json() if as_json else compared.describe())
                 differs |= bool(compared.difference)
     raise typer.Exit(EXIT_FAILED if differs else 0)
+
+
+def speedrun(
+    scale: Annotated[str, typer.Argument(metavar="SCALE|FILE.yaml", help="the scale that is run")] = "tiny",
+    target: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="pass@1 on held-out problems, lower end of its 95 % interval")
+    ] = 0.9,
+    output: Annotated[Path, typer.Option(metavar="FILE.json", help="a new file")] = Path("speedrun.json"),
+    record: Annotated[
+        Path | None, typer.Option("--verify", metavar="FILE.json", help="run or look up a record's steps, and compare")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar=ADDRESS, help="your documents instead of Python's, as for `run`")
+    ] = None,
+    as_json: JSON = False,
+) -> None:
+    """Measure the time from raw pages to a share of right answers, or repeat another's record. docs/speedrun.md has
+    the rules and the table."""
+    with usage_errors():
+        from configs.load import load_scale
+        from infra.home import open_home
+
+        phases, home = [phase.name for phase in load_scale(scale).phases], open_home()
+        if record is None and (output.exists() or not output.absolute().parent.is_dir()):
+            raise ValueError(f"--output {output} must be a new file in a directory that exists")
+        from flows.cli.evidence import speedrun as measured
+
+        recorded = None if record is None else measured.read_record(record)
+        if recorded is None:
+            measured.refuse_used_store(home)
+        elif recorded.phase not in phases:
+            raise ValueError(f"{scale} has no phase {recorded.phase}: name the scale of the record, {recorded.scale}")
+    with failures(home, output.absolute().parent):
+        if recorded is None:
+            outcome = measured.run_to(phases[-1], home, scale, data)
+            made, found = measured.record_target(outcome, home, scale, target), []
+            output.write_text(made.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        else:
+            outcome = measured.run_to(recorded.phase, home, scale, data)
+            made = measured.record_phase(outcome, home, scale, recorded.target, recorded.phase)
+            found = measured.differences(recorded, made)
+        print(made.model_dump_json() if as_json else made.describe())
+        said = [f"DIFFERS: {difference}" for difference in found]
+        if recorded is not None and not found:
+            said = [f"all {len(made.steps)} digests are those of the record"]
+        for line in said:
+            print(line, file=sys.stderr if as_json else sys.stdout)
+    raise typer.Exit(EXIT_FAILED if found else 0)
 
 
 def forget(

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from configs.files.atomic_files import replace_durably
+from configs.machine import this_machine
 from infra.child_process import free_port
 from infra.jobs.rank_processes import RENDEZVOUS_PREFIX, Command, RanksEnd, Start, start_ranks, wait_for_ranks
 
@@ -44,6 +45,8 @@ class JobFile:
     """Names DeepSpeed's shared memory; nobody listens there."""
     scheduler_job: str = ""
     """The scheduler's name of the job; empty on this machine."""
+    machine: str = ""
+    """Kind of the machine on which the supervisor, and so rank 0, runs."""
     rank_pids: tuple[int, ...] = ()
     exit_code: int | None = None
     """0 success, os.EX_TEMPFAIL saved, else the first failing rank's (negative: the signal); None while it runs or when
@@ -122,7 +125,8 @@ def supervise(work_dir: Path, ready: int) -> None:
 def begin_job(work_dir: Path, scheduler_job: str = "") -> JobFile:
     """Write job.json of a new start; call with the lock held."""
     (work_dir / "logs").mkdir(exist_ok=True)
-    job = JobFile(os.getpid(), time.time(), _advance_fencing(work_dir), free_port(), scheduler_job)
+    fencing, machine = _advance_fencing(work_dir), str(this_machine())
+    job = JobFile(os.getpid(), time.time(), fencing, free_port(), scheduler_job, machine)
     for abandoned in work_dir.glob(f"{RENDEZVOUS_PREFIX}*"):
         abandoned.unlink()
     write_json(work_dir / "job.json", asdict(job))

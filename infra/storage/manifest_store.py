@@ -75,6 +75,12 @@ class ManifestStore(ObjectStore):
             raise CorruptManifestError(self.uri, _manifest_name(manifest.key, manifest.generation), "is missing")
         return hashlib.sha256(data).hexdigest()
 
+    def committed_at(self, manifest: Manifest) -> float:
+        """When it was committed, in seconds since the epoch by the clock of the store. A copy of a store has the times
+        of the copy unless they were kept."""
+        name = _manifest_name(manifest.key, manifest.generation)
+        return next(found.modified for found in self.list_objects(name) if found.name == name)
+
     def mark_invalid(self, manifest: Manifest, reason: str) -> None:
         """From here on the key is computed anew."""
         self.mark_manifest_invalid(_manifest_name(manifest.key, manifest.generation), reason)

@@ -139,17 +139,23 @@ def intervals(title: str, rows: Sequence[tuple[str, float, tuple[float, float] |
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]], width: int = WIDTH) -> str:
     """Horizontal bars: name, length, and the text after the bar."""
-    label_width = max(len(name) for name, _, _ in rows) * CHARACTER_WIDTH + 12
-    scale = (width - label_width - 90) / (max(length for _, length, _ in rows) or 1.0)
+    return timeline(title, [(name, 0.0, length, figure) for name, length, figure in rows], width)
+
+
+def timeline(title: str, rows: Sequence[tuple[str, float, float, str]], width: int = WIDTH) -> str:
+    """Horizontal bars on one axis: name, beginning, end, and the text after the bar."""
+    label_width = max(len(name) for name, *_ in rows) * CHARACTER_WIDTH + 12
+    first = min(begin for _, begin, _, _ in rows)
+    scale = (width - label_width - 90) / ((max(end for _, _, end, _ in rows) - first) or 1.0)
     parts = []
-    for number, (name, length, figure) in enumerate(rows):
-        y, extent = number * ROW_HEIGHT, round(max(length * scale, 1.0), 1)
+    for number, (name, begin, end, figure) in enumerate(rows):
+        y, extent = number * ROW_HEIGHT, round(max((end - begin) * scale, 1.0), 1)
+        x = round(label_width + (begin - first) * scale, 1)
         parts.append(_text(label_width - 8, y + 15, escape(name), "end"))
         parts.append(
-            f'<rect x="{label_width}" y="{y + 4}" width="{extent}" height="{ROW_HEIGHT - 8}" rx="2" '
-            f'fill="var(--accent)"/>'
+            f'<rect x="{x}" y="{y + 4}" width="{extent}" height="{ROW_HEIGHT - 8}" rx="2" fill="var(--accent)"/>'
         )
-        parts.append(_text(label_width + extent + 6, y + 15, escape(figure)))
+        parts.append(_text(x + extent + 6, y + 15, escape(figure)))
     return _svg(len(rows) * ROW_HEIGHT + 4, title, parts, width)
 
 

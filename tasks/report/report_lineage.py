@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
+from operator import itemgetter
 from typing import Any
 
 from infra.step import Artifact
 from tasks.prepared_data import PreparedData, PreparedDocuments
-from tasks.report.report_charts import bars
+from tasks.report.report_charts import timeline
 from tasks.report.report_inputs import DIGITS, ReportedPhases
 from tasks.report.report_page import Cell, code, folded, heading, paragraph, table
+
+MAX_IDLE_SECONDS = 60.0
+"""Longer gaps, as between two runs, are cut out of the picture of times."""
 
 
 def lineage_section(data: PreparedData, phases: ReportedPhases) -> str:
@@ -132,11 +136,18 @@ def contract_section(data: PreparedData) -> str:
 
 
 def time_section(stages: Sequence[tuple[str, Artifact[Any]]]) -> str:
-    """When it was computed; a stage found in the store took no time in this run."""
+    """When each stage was computed and how long it took; one found in the store took no time in this run."""
+    timed = [(name, each.committed_at - each.manifest.seconds, each.committed_at) for name, each in stages]
+    rows, busy_until, idle = [], 0.0, 0.0
+    for name, began, ended in sorted(timed, key=itemgetter(1)):
+        if rows and began - busy_until > MAX_IDLE_SECONDS:
+            idle += began - busy_until
+        busy_until = max(busy_until, ended)
+        rows.append((name, began - idle, ended - idle, f"{ended - began:,.1f} s"))
     total = sum(artifact.manifest.seconds for _, artifact in stages)
-    rows = [(name, artifact.manifest.seconds, f"{artifact.manifest.seconds:,.1f} s") for name, artifact in stages]
     note = f"{total:,.0f} s in all, as measured when each stage was computed; a later run finds them in the store."
-    return bars("seconds per stage", rows) + paragraph(note, "soft")
+    note += f" {idle:,.0f} s in which none was computed are left out." if idle else ""
+    return timeline("when each stage ran", rows) + paragraph(note, "soft")
 
 
 def transfer_section(data: PreparedData) -> str:

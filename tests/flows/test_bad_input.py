@@ -48,6 +48,17 @@ def test_unknown_stage_and_an_entry_without_weights(tmp_path):
     expect(glm46("run", "micro", "--from", "release_model", home=tmp_path), 2, "--start")
 
 
+def test_a_speedrun_refuses_what_is_no_record(tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    expect(glm46("speedrun", "micro", "--verify", str(other), home=tmp_path), 2, "is no record", "Field required")
+    expect(
+        glm46("speedrun", "micro", "--verify", str(tmp_path / "no.json"), home=tmp_path),
+        2,
+        "cannot be read (No such file or directory): name a file of `glm46 speedrun`",
+    )
+
+
 def test_what_plan_knows_is_refused_before_anything_is_computed(tmp_path):
     expect(
         glm46("run", "air_lora", "--from", "sft", "--start", str(tmp_path), home=tmp_path / "home"),

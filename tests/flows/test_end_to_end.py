@@ -16,6 +16,11 @@ import pytest
 import yaml
 
 from configs.load import load_scale
+from flows.cli.evidence.speedrun import differences, record_phase, record_target
+from flows.show.outcome import RunOutcome
+from infra.home import Home
+from infra.storage.local_store import LocalStore
+from tasks.training.measured_phases import measured_phases
 from tests.conftest import ROOT
 from tests.infra.test_launcher import wait_for
 from tests.support.cluster.ssh_hosts import missing_programs, ssh_hosts
@@ -96,6 +101,51 @@ def test_the_champions_evidence_is_what_the_store_holds(micro, tmp_path):
     found = json.loads(verified.stdout)
     assert (verified.exit_code, found["problems"], found["recomputed"]) == (0, [], []), verified.stderr
     assert found["num_subjects"] > 10 and found["num_steps"] > 30
+
+
+def test_a_speedruns_record_has_the_runs_digests_and_finds_what_a_second_run_has_otherwise(micro):
+    finished, home = micro
+    outcome = RunOutcome.model_validate(finished.outcome)
+    record = record_target(outcome, Home(home), "micro", target=0.0)
+    first = load_scale("micro").phases[0].name
+    assert (record.phase, record.target) == (first, 0.0), "every lower end reaches 0, so the first phase does"
+    assert 0 < record.seconds < outcome.seconds
+    assert {stage: step.digest for stage, step in record.steps.items()}.items() <= finished.digests.items()
+    assert {"ingest_documents", f"train {first}", f"evaluate {first}"} <= set(record.steps)
+    assert "train sft" not in record.steps
+    assert differences(record, record_phase(outcome, Home(home), "micro", 0.0, first)) == []
+
+    changed = record.steps["ingest_documents"].model_copy(update={"digest": "0" * 64})
+    steps = {**record.steps, "ingest_documents": changed}
+    other = record.model_copy(update={"data": "1" * 64, "steps": steps})
+    assert [line.partition(":")[0] for line in differences(other, record)] == ["data", "ingest_documents"]
+    with pytest.raises(ValueError, match=r"no phase of micro reached pass@1 1\.1 .* train longer, or lower --target"):
+        record_target(outcome, Home(home), "micro", target=1.1)
+
+
+@pytest.mark.long
+def test_a_speedrun_is_verified_from_the_store_and_refuses_one_that_is_used(micro, tmp_path):
+    finished, home = micro
+    path = tmp_path / "record.json"
+    record = record_target(RunOutcome.model_validate(finished.outcome), Home(home), "micro", target=0.0)
+    path.write_text(record.model_dump_json())
+    assert glm46("speedrun", "micro", "--verify", str(path), home=home).exit_code == 0
+    path.write_text(record.model_copy(update={"pass_at_1": 0.5}).model_dump_json())
+    differs = glm46("speedrun", "micro", "--verify", str(path), home=home)
+    assert differs.exit_code == 1 and "DIFFERS: pass@1: 0.5 in the record" in differs.stdout
+    used = glm46("speedrun", "micro", "--output", str(tmp_path / "new.json"), home=home)
+    assert used.exit_code == 2 and "set GLM46_HOME to a new directory" in used.stderr
+
+
+def test_the_plan_of_a_scale_that_ran_is_what_the_run_measured(micro):
+    _, home = micro
+    planned = json.loads(glm46("plan", "micro", "--json", home=home).stdout)["phases"]
+    measured = {each.recipe["phase"]: each for each in measured_phases(LocalStore(home / "store", Home(home)))}
+    for phase in planned:
+        seen = measured[phase["name"]]
+        assert phase["known_by"] == f"run {seen.key[:12]}"
+        assert phase["measured_memory"] == seen.memory_bytes > phase["rank_memory"]["weights"]
+        assert phase["hours"] * 3600 == pytest.approx(seen.seconds, rel=0.1), "attention is counted over other lengths"
 
 
 def test_an_edited_comment_is_cached_and_an_edited_helper_runs_its_dependents_only(micro, tmp_path):

@@ -70,6 +70,7 @@ LONG_TOYS: dict[str, Toy] = {
     "data.ngram_model": ("", {"MAX_TEXTS": 40, "ROUNDS": 1}),
     "data.page_urls": ("", {"MAX_LINKS": 50, "ROUNDS": 1}),
     "phases": ("--seeds 1 --scale micro", {}),
+    "training.plan_accuracy": ("", {}),
     "data.personal_data": ("", {"DRAWS": 1, "REAL_TEXTS": {"peps": ("text/peps", False)}}),
     "data.stages": ("--documents 400", {}),
     "data.tokenization": ("", {}),
@@ -81,6 +82,7 @@ OTHER_RECORDS = {
     "data.stages": {"ours", "table", "unit", "versions"},
     "goodput": {"ours", "unit", "undisturbed", "interruptions", "versions"},
     "phases": {"ours", "unit", "figures", "versions"},
+    "training.plan_accuracy": {"ours", "unit", "assumed", "memory", "phases", "versions"},
     "training.roofline": {"ours", "unit", "tokens", "passes", "update", "versions"},
 }
 """Benchmarks of what no library does, and what their records hold."""

@@ -54,8 +54,10 @@ def test_evidence_does_not_enter_the_digest(store, tmp_path, monkeypatch):
     assert ours.digest == theirs.digest
 
 
-def test_a_manifest_says_what_its_process_read_and_wrote_itself(store):
+def test_a_manifest_says_what_its_process_read_and_wrote_itself_and_the_store_when_it_was_committed(store):
+    before = time.time()
     numbers, total = run_both(store)
+    assert before - 1 <= numbers.committed_at <= total.committed_at <= time.time() + 1, "S3 counts whole seconds"
     sizes = {name: entry.size for name, entry in {**numbers.manifest.content, **numbers.manifest.evidence}.items()}
     assert (numbers.manifest.read_bytes, numbers.manifest.written_bytes) == (0, sum(sizes.values()))
     assert total.manifest.read_bytes == sum(size for name, size in sizes.items() if name.startswith("numbers/"))

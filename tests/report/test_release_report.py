@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from tasks.evaluation.sample_solutions import SampledSolutions, best_of_k
 from tasks.report.dropped_examples import dropped_examples
 from tasks.report.report_charts import Line, Span, bars, curves, intervals, strips
 from tasks.report.report_inputs import ReportedPhases
+from tasks.report.report_lineage import time_section
 from tasks.report.report_page import Section, page, table
 from tasks.report.write_report import publish_report
 from tests.support.evaluation_fakes import commit
@@ -405,6 +407,21 @@ def test_intervals_and_bars_are_to_scale():
         for value in re.findall(r' width="([0-9.]+)"', bars("time", [("a", 4.0, "4 s"), ("b", 1.0, "1 s")]))
     ]
     assert widths[0] == pytest.approx(4 * widths[1], abs=0.5)
+
+
+def test_the_picture_of_times_is_to_scale_and_leaves_out_gaps_between_runs(data):
+    def at(ended, seconds):
+        made = data.ingested.manifest.model_copy(update={"seconds": seconds})
+        return replace(data.ingested, manifest=made, reader=SimpleNamespace(committed_at=lambda manifest: ended))
+
+    drawn = time_section([("b", at(1_000_040.0, 30.0)), ("a", at(1_000_010.0, 10.0)), ("c", at(2_000_060.0, 20.0))])
+    begun = [float(value) for value in re.findall(r'<rect x="([0-9.]+)"', drawn)]
+    widths = [float(value) for value in re.findall(r' width="([0-9.]+)"', drawn)]
+    assert re.findall(r">([abc])</text>", drawn) == ["a", "b", "c"], "in the order in which they began"
+    assert begun[1] - begun[0] == pytest.approx(widths[0], abs=0.2)
+    assert begun[2] - begun[1] == pytest.approx(widths[1], abs=0.2)
+    assert widths[1] == pytest.approx(3 * widths[0], abs=0.3)
+    assert "60 s in all" in drawn and "1,000,000 s in which none was computed are left out" in drawn
 
 
 def test_texts_are_escaped_and_empty_sections_left_out():

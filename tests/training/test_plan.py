@@ -3,6 +3,7 @@ rule."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import to_checkpoint_tensors
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
 from tasks.training.plan.launch_rules import unavailable_training
+from tasks.training.plan.measured import MeasuredPhase
 from tasks.training.plan.plan_training import plan_training
 from tasks.training.plan.rank_memory import rank_memory
 from tasks.training.plan.topology import data_parallel, impossible_topology
@@ -491,3 +493,22 @@ def test_the_plan_says_what_changes_in_which_phase():
             batches = [step.num_rows * recipe.sequence_length for step in walked(recipe)][:-1]
             assert ("batch grows" in phase.schedule) == (len({batch // 1024 for batch in batches}) > 1)
             assert phase.schedule in plan.describe()
+
+
+def test_a_measurement_tells_hours_and_memory_of_its_kind_of_phase_and_of_no_other():
+    tiny = load_scale("tiny")
+    own = MeasuredPhase("a" * 64, recipe_of(tiny).model_dump(mode="json"), 1, 1000, 2.0, 256, 10**9, committed_at=1.0)
+    code = recipe_of(tiny, 1).model_dump(mode="json")
+    newer = MeasuredPhase("b" * 64, code, 1, 1000, 4.0, 256, 2 * 10**9, committed_at=2.0)
+    first, second, longer, *_, policy = plan_training(tiny, measured=[own, newer]).phases
+    assert (first.known_by, first.measured_memory) == (f"run {'a' * 12}", 10**9), "of the phase itself, though older"
+    assert first.hours * 3600 == pytest.approx(2.0 * first.num_tokens / 1000)
+    assert second.hours * 3600 == pytest.approx(4.0 * second.num_tokens / 1000)
+    assert plan_training(tiny, measured=[own]).phases[1].known_by == first.known_by, "of the same kind"
+    for other in (longer, policy):
+        assert (other.known_by, other.measured_memory, other.mfu) == ("assumed", 0, 0.4)
+    two_ranks = dataclasses.replace(own, num_ranks=2)
+    assert plan_training(tiny, measured=[two_ranks]).phases[0].known_by == "assumed"
+    assert {phase.known_by for phase in plan_training(FULL, measured=[own]).phases if not phase.impossible} == {
+        "derived"
+    }

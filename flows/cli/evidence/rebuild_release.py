@@ -5,23 +5,17 @@ The run is a process of its own, with a home and a store that nothing else uses;
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from configs.load import load_scale
+from flows.cli.evidence.whole_run import whole_run
 from infra.home import Home
 from infra.registry.model_registry import model_name
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
 from tasks.lineage.compare_builds import StepComparison, compare_builds
 from tasks.lineage.verify_release import read_statement
-
-COMMAND = "from flows.cli.command import main; main()"
-RESULTS = (0, 3)
-"""Exit codes of a run that came to its end, promoted or refused: the weights exist."""
 
 
 def rebuild_release(directory: Path, scale: str, data: str | None) -> list[StepComparison]:
@@ -32,9 +26,5 @@ def rebuild_release(directory: Path, scale: str, data: str | None) -> list[StepC
     if model != statement.model:
         raise ValueError(f"--rebuild {scale} makes {model}, and {directory} is about {statement.model}")
     with tempfile.TemporaryDirectory(prefix="glm46-rebuild-") as root:
-        command = [sys.executable, "-c", COMMAND, "run", scale, *([] if data is None else ["--data", data])]
-        environment = {**os.environ, "GLM46_HOME": root}
-        finished = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
-        if finished.returncode not in RESULTS:
-            raise RuntimeError(f"the run of {scale} in a fresh home ended with exit code {finished.returncode}")
+        whole_run(Path(root), scale, *([] if data is None else ["--data", data]))
         return compare_builds(statement, read_manifest_graph(open_store(None, Home(Path(root)))))

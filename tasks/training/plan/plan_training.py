@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.load import load_prices
 from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, unembedding_saved
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import H100, Machine
+from tasks.training.plan.measured import MeasuredPhase, flops_per_second, nearest
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.phase_needs import phase_needs, scale_cost, smallest_world
 from tasks.training.plan.pipeline_stages import describe_stages
@@ -26,18 +28,26 @@ if TYPE_CHECKING:
     from configs.schema import PackingRecipe, PhaseSection, Prices, Scale, TrainingRecipe, TrainingResources
 
 CPU_MFU = 0.4
-"""Assumed share of a CPU's peak. That of an accelerator is derived (tasks/training/plan/step_time.py)."""
+"""Share of a CPU's peak, assumed where no run measured it. That of an accelerator is derived
+(tasks/training/plan/step_time.py)."""
+
+KEY_DIGITS = 12
 
 
 def plan_training(
-    scale: Scale, machine: Machine = H100, *, searches: bool = False, prices: Prices | None = None
+    scale: Scale,
+    machine: Machine = H100,
+    *,
+    searches: bool = False,
+    prices: Prices | None = None,
+    measured: Sequence[MeasuredPhase] = (),
 ) -> Plan:
     """The plan of a scale on accelerators of a machine; `searches`: with the fastest topology and the smallest world of
-    each phase. Prices are by default those of the source documents. Raises ValueError where budgets and schedules do
-    not fit."""
+    each phase; `measured`: what runs on this machine say about phases that run on it. Prices are by default those of
+    the source documents. Raises ValueError where budgets and schedules do not fit."""
     prices = load_prices("guide") if prices is None else prices
     counts = count_parameters(scale.model.recipe)
-    phases = tuple(_plan_phase(scale, phase, machine, prices, searches) for phase in scale.phases)
+    phases = tuple(_plan_phase(scale, phase, machine, prices, searches, measured) for phase in scale.phases)
     return Plan(
         scale=scale.scale,
         parameters=PlannedParameters(
@@ -62,17 +72,27 @@ def plan_training(
     )
 
 
-def _plan_phase(scale: Scale, phase: PhaseSection, machine: Machine, prices: Prices, searches: bool) -> PlannedPhase:
+def _plan_phase(
+    scale: Scale,
+    phase: PhaseSection,
+    machine: Machine,
+    prices: Prices,
+    searches: bool,
+    measured: Sequence[MeasuredPhase],
+) -> PlannedPhase:
     recipe, resources, start = scale.training_recipe(phase), phase.resources, scale.start_of(phase)
     steps = summarize_steps(recipe)
     frozen, attended = recipe.adapter.kind != "none", attended_tokens(phase)
     impossible = tuple(impossible_topology(recipe, resources))
     is_derived = resources.device == "cuda" and not impossible
     step = step_time(recipe, resources, attended, machine) if is_derived else None
+    known = nearest(measured, recipe, resources) if resources.launcher == "local" else None
+    peak = resources.num_ranks * resources.peak_flops_per_second
     mfu = CPU_MFU if step is None else step.mfu
+    mfu = mfu if known is None else flops_per_second(known, recipe) / peak
     best = find_topology(recipe, resources, attended, machine) if is_derived and searches else None
     flops = phase_flops_per_token(recipe, attended, frozen) * recipe.num_tokens
-    hours = flops / (resources.num_ranks * resources.peak_flops_per_second * mfu) / 3600
+    hours = flops / (peak * mfu) / 3600
     needs = phase_needs(recipe, resources, step, hours, prices, machine)
     if searches:
         needs = needs.model_copy(update={"smallest_world": smallest_world(recipe, resources)})
@@ -109,6 +129,8 @@ def _plan_phase(scale: Scale, phase: PhaseSection, machine: Machine, prices: Pri
         zero_stage=resources.zero_stage,
         mfu=mfu,
         hours=hours,
+        known_by=("assumed" if step is None else "derived") if known is None else f"run {known.key[:KEY_DIGITS]}",
+        measured_memory=0 if known is None else known.memory_bytes,
         needs=needs,
         fastest="" if best is None else best.describe(),
         rank_memory=memory,

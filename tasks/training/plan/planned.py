@@ -20,6 +20,7 @@ _ROW_TITLES = (
     "ranks",
     "of peak",
     "hours",
+    "known by",
 )
 _MEMORY_TITLES = (
     "phase",
@@ -38,6 +39,7 @@ _MEMORY_TITLES = (
     "most at once",
     "of",
     "host",
+    "measured",
 )
 
 
@@ -120,9 +122,14 @@ class PlannedPhase(BaseModel):
     expert_parallel: int
     zero_stage: int
     mfu: float
-    """Share of the ranks' peak: derived for accelerators, assumed for CPUs."""
+    """Share of the ranks' peak: measured, else derived for accelerators and assumed for CPUs."""
     hours: float
-    """At that share, without sampling, failures and saves."""
+    """At that share. Where it was measured, with the sampling of answers, measurements and saves; else without."""
+    known_by: str
+    """What share and hours follow from: `run KEY` of a phase that was trained on this kind of machine, `derived` or
+    `assumed`."""
+    measured_memory: int
+    """Bytes that its rank 0 held at most, beside tensors also libraries; 0 where none was measured."""
     needs: PlannedNeeds
     fastest: str
     """The fastest topology that fits, in words; empty where none was searched or none fits."""
@@ -176,11 +183,12 @@ class Plan(BaseModel):
             "",
             *table([_MEMORY_TITLES, *(_memory_row(phase) for phase in self.phases)]),
             "",
-            f"  hours at the share `of peak`, which is derived for {self.machine} and assumed for CPUs "
-            f"({self.cpu_mfu:.0%}; docs/scale.md),",
-            "  without the sampling of answers; attention sees `attends` tokens:",
-            "  a row, or assumed_document_tokens where rows hold whole documents; memory of the fullest rank, its "
-            "experts evenly used",
+            "  hours at the share `of peak`: measured by a run on this kind of machine, with sampling, measurements "
+            "and saves; else without them,",
+            f"  derived for {self.machine} or assumed for CPUs ({self.cpu_mfu:.0%}; docs/scale.md); attention sees "
+            "`attends` tokens: a row, or",
+            "  assumed_document_tokens where rows hold whole documents; memory of the fullest rank, its experts evenly "
+            "used; measured with libraries",
             "",
             *table([NEEDS_TITLES, *(needs_row(phase.name, phase.needs) for phase in self.phases)]),
             "",
@@ -218,6 +226,7 @@ def _row(phase: PlannedPhase) -> tuple[str, ...]:
         f"{phase.num_ranks:,}",
         f"{phase.mfu:.1%}",
         f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
+        phase.known_by,
     )
 
 
@@ -244,4 +253,5 @@ def _memory_row(phase: PlannedPhase) -> tuple[str, ...]:
         str(phase.zero_stage),
         phase.stage_layers,
         *map(size, parts),
+        size(phase.measured_memory) if phase.measured_memory else "-",
     )

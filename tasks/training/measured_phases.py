@@ -1,0 +1,45 @@
+"""Reads from a store how fast phases were trained on this kind of machine and how much memory they took."""
+
+from __future__ import annotations
+
+import json
+
+from configs.machine import this_machine
+from infra.jobs.supervisor import JobFile
+from infra.step import Artifact, Record
+from infra.storage.store import Store
+from tasks.training.plan.measured import MeasuredPhase
+from tasks.training.state.job import METRICS_FILE
+from tasks.training.train_phase import train_phase
+from tasks.training.watch.effective_time import TIME_FILE, effective_time
+
+JOB_FILE = "job.json"
+
+
+def measured_phases(store: Store) -> list[MeasuredPhase]:
+    """Of the phases that ran on one machine of this kind; what another kind measured says nothing about this one."""
+    return [
+        measured
+        for manifest in store.iterate_manifests()
+        if manifest.step == train_phase.name
+        and {JOB_FILE, TIME_FILE} <= manifest.evidence.keys()
+        and (measured := _measured(Artifact(manifest, Record(), store))) is not None
+    ]
+
+
+def _measured(phase: Artifact[Record]) -> MeasuredPhase | None:
+    job = JobFile(**json.loads(phase.path(JOB_FILE).read_bytes()))
+    spent = effective_time(phase.path(TIME_FILE).read_bytes())
+    if job.machine != str(this_machine()) or spent is None:
+        return None
+    lines = [json.loads(line) for line in phase.path(METRICS_FILE).read_text().splitlines()]
+    return MeasuredPhase(
+        key=phase.key,
+        recipe=phase.manifest.identity["recipe"],
+        num_ranks=len(job.rank_pids),
+        num_tokens=phase.manifest.record["num_tokens"],
+        seconds=spent.productive + spent.paused,
+        attended_tokens=sum(line["attended_tokens"] for line in lines) / len(lines),
+        memory_bytes=max(line["memory_bytes"] for line in lines),
+        committed_at=phase.committed_at,
+    )
