@@ -9,6 +9,10 @@ import sys
 
 import pytest
 
+from configs.load import load_scale
+from configs.schema import ApprovalRequest
+from flows.cli.run_pipeline import refuse_unanswerable_release
+from infra.home import Home
 from tests.conftest import ROOT
 from tests.support.pipeline import environment
 from tests.support.refused_releases import CASES, LAST_WORK
@@ -19,6 +23,7 @@ REIGNING = {
     "anchor_arithmetic_accuracy": "1",
     "anchor_choice_accuracy": "1",
     "anchor_safe_answer_share": "1",
+    "anchor_benchmark_needle": "1",
     "anchor_pass_at_1": "2",
 }
 
@@ -110,3 +115,41 @@ def test_a_rolled_back_version_is_refused_with_who_when_and_why(ended):
     assert run["reasons"][-1].startswith(f"version {winner} was rolled back on ")
     assert "(it was too good to be true): to allow it again, delete its tag" in run["reasons"][-1]
     assert aliases(run) == aliases(ended["overtaken by a rollback"])
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("refused by a person", "Ada refused the release on "), ("nobody answers", "nobody approved the release within ")],
+)
+def test_a_release_that_no_person_approved_is_refused_and_the_aliases_stay(ended, name, reason):
+    run, before = ended[name], ended["rolled back"]
+    assert (run["code"], run["promoted"], aliases(run)) == (3, False, aliases(before))
+    assert [sentence.startswith(reason) for sentence in run["reasons"]] == [True]
+
+
+def test_a_person_sees_figures_and_bounds_and_the_answer_stays_with_the_release(ended):
+    run = ended["approved by a person"]
+    assert (run["code"], run["promoted"], run["aliases"]["champion"]) == (0, True, run["version"])
+    (answer,) = [stage["reason"] for stage in run["stages"] if stage["name"] == "ask for approval"]
+    assert answer.startswith("Ada approved the release on ")
+    assert (
+        "| pass@1 in conversation | 0.9000 [" in answer
+        and "| held | accuracy of benchmark needle | champion |" in answer
+    )
+    again = ended["approved again"]
+    assert (again["code"], again["promoted"]) == (0, True), "the champion is not asked about again"
+    decisions = [
+        stage["digest"] for each in (run, again) for stage in each["stages"] if stage["name"] == "gate promotion"
+    ]
+    assert decisions[0] == decisions[1], "the second run keeps the answer of the first"
+    assert not [stage for stage in again["stages"] if stage["name"] == "ask for approval"]
+
+
+def test_a_release_that_asks_a_person_is_refused_before_it_begins_where_no_servers_stay(tmp_path):
+    scale = load_scale("micro")
+    refuse_unanswerable_release(Home(tmp_path), scale)
+    release = scale.release.model_copy(update={"approval": ApprovalRequest(timeout_hours=24)})
+    with pytest.raises(
+        ValueError, match=r"asks a person in Prefect's UI, and no servers of .* start them with `glm46 up`"
+    ):
+        refuse_unanswerable_release(Home(tmp_path), scale.model_copy(update={"release": release}))

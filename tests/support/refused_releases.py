@@ -14,7 +14,9 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +147,12 @@ OVERTAKEN = {
 """Accepted candidates. Between comparison and promotion of the first, WINNER is promoted; of the second, rolled
 back."""
 
-ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values(), *OVERTAKEN.values()]
+ASKED = Case(same(documents=mixed(code=(20, 0.5), web=(40, 0.5)), choice=0.95), "")
+"""As good as the last champion. A person is asked about it."""
+ANSWERS = {"refused by a person": "refuse", "nobody answers": None, "approved by a person": "approve"}
+"""What a person answers, by the name of the run; each run asks about the same candidate."""
+
+ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values(), *OVERTAKEN.values(), ASKED]
 """The index of a candidate is its number, which its record holds as num_tokens."""
 
 
@@ -290,11 +297,14 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
     flows.train_phases.train_phase = Step(train_phase, ("hf/*",), ("*.jsonl",), (), (), ())
     flows.cli.command._leave = leave
     registry, ended = open_registry(home), {}
-    numbers = {name: number for number, name in enumerate([*PROMOTED, *CASES, *LAST_WORK, *OVERTAKEN])}
-    names = [*PROMOTED, *CASES, *LAST_WORK, "champion again", *OVERTAKEN, "rolled back"]
+    numbers = {name: number for number, name in enumerate([*PROMOTED, *CASES, *LAST_WORK, *OVERTAKEN, "asked"])}
+    again = {"champion again": "second", "rolled back": WINNER, "approved again": "asked"} | dict.fromkeys(
+        ANSWERS, "asked"
+    )
+    names = [*PROMOTED, *CASES, *LAST_WORK, "champion again", *OVERTAKEN, "rolled back", *ANSWERS, "approved again"]
     digests = {}
     for name in names:
-        number = numbers[{"champion again": "second", "rolled back": WINNER}.get(name, name)]
+        number = numbers[again.get(name, name)]
         os.environ["GLM46_TEST_CANDIDATE"] = str(number)
         made = commit(store, toy("train_phase", record_of(number), write_weights, evidence=("*.jsonl",)), str(number))
         digests[name] = made.digest
@@ -305,6 +315,10 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
             changed = patch.object(flows.full_pipeline, name, side_effect=OSError("no room"))
         if name in OVERTAKEN:
             changed = overtaking(registry, store, name, digests[WINNER])
+        if again.get(name) == "asked":
+            asks_for_approval(scale, timeout_seconds=2 if name == "nobody answers" else 60)
+        if ANSWERS.get(name) is not None:
+            changed = answering(str(ANSWERS[name]))
         try:
             with contextlib.redirect_stdout(said), changed:
                 flows.cli.command.app(
@@ -321,6 +335,42 @@ def run_all(home: Home, store: Store, scale: Path) -> dict[str, dict[str, Any]]:
                 **outcome,
             }
     return ended
+
+
+def asks_for_approval(scale: Path, timeout_seconds: int) -> None:
+    tree = yaml.safe_load(scale.read_text())
+    tree["release"]["approval"] = {"timeout_hours": timeout_seconds / 3600}
+    scale.write_text(yaml.safe_dump(tree))
+
+
+@contextlib.contextmanager
+def answering(answer: str) -> Iterator[None]:
+    """Answers the paused flow run as the form of Prefect's UI does, with what the form showed as the reason."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.objects import StateType
+
+    paused = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED])))
+
+    def answer_once() -> None:
+        with get_client(sync_client=True) as client:
+            while not (asked := client.read_flow_runs(flow_run_filter=paused)):
+                time.sleep(0.1)
+            assert asked[0].state is not None
+            keys = asked[0].state.state_details.run_input_keyset or {}
+            while not (
+                stored := client.filter_flow_run_input(asked[0].id, keys["description"], limit=1, exclude_keys=set())
+            ):
+                time.sleep(0.1)
+            shown = json.loads(stored[0].value)
+            incomplete = client.resume_flow_run(asked[0].id, run_input={"answer": answer})
+            assert incomplete.status == "REJECT", "an answer without reason and name is refused by the server"
+            client.resume_flow_run(asked[0].id, run_input={"answer": answer, "reason": shown, "name": "Ada"})
+
+    person = threading.Thread(target=answer_once)
+    person.start()
+    yield
+    person.join()
 
 
 def overtaking(registry: Any, store: Store, name: str, winner_digest: str) -> Any:
