@@ -1,5 +1,5 @@
-"""Judges a release by the suite of benchmarks that its scale names: the candidate's answers, and the champion's to the
-same items."""
+"""Judges a release by the suite of benchmarks that its scale names: the candidate's answers, and those of the champion
+and of the anchors to the same items."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from configs.load import load_suite
 from configs.schema import SuiteGateRecipe, SuiteRecipe
 from flows.running.run import JudgedSuite, Run
 from flows.running.run_step import run_step
-from infra.registry.model_registry import SUITE_TAG
+from infra.registry.model_registry import ANCHOR_PREFIX, CHAMPION, SUITE_TAG, RegisteredVersion
 from infra.step import Artifact
 from tasks.data.sources.list_sources import SourceListing
-from tasks.evaluation.benchmarks.decide_suite import decide_suite
+from tasks.evaluation.benchmarks.decide_suite import anchored_figure, decide_suite
 from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation, evaluate_suite
 from tasks.evaluation.benchmarks.run_suite import read_listed_items
-from tasks.evaluation.decide_gate import GateDecision
+from tasks.evaluation.decide_gate import Anchors, GateDecision
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 if TYPE_CHECKING:
@@ -46,9 +46,15 @@ def find_suite_files(scale: Scale, sources: SourceListing) -> SourceListing | No
     return files
 
 
+def suite_figures(scale: Scale) -> tuple[str, ...]:
+    """The figures of the scale's suite that have anchors; none where it has no suite."""
+    suite = scale.evaluation.suite
+    return () if suite is None else tuple(map(anchored_figure, suite.bounds))
+
+
 def judge_suite(run: Run, checkpoint: Artifact[TrainedCheckpoint], rivals: Rivals) -> JudgedSuite | None:
-    """Bounds on every benchmark, and the paired comparison with the champion; None where the scale has no suite. The
-    reigning champion's own decision is that by which it was promoted."""
+    """Bounds on every benchmark, and the paired comparisons with champion and anchors; None where the scale has no
+    suite. The reigning champion's own decision is that by which it was promoted."""
     wanted = run.scale.evaluation.suite
     if wanted is None:
         return None
@@ -56,15 +62,23 @@ def judge_suite(run: Run, checkpoint: Artifact[TrainedCheckpoint], rivals: Rival
     champion = rivals.champion
     if champion is not None and rivals.is_champion(checkpoint) and SUITE_TAG in champion.tags:
         return JudgedSuite(evaluation, run.store.load(champion.tag(SUITE_TAG), GateDecision))
-    theirs = None
-    if champion is not None and not rivals.is_champion(checkpoint):
-        theirs = _evaluate(run, run.store.load(champion.key, TrainedCheckpoint), "evaluate suite of champion")
+
+    def evaluated(version: RegisteredVersion, name: str) -> Artifact[SuiteEvaluation]:
+        return _evaluate(run, run.store.load(version.key, TrainedCheckpoint), f"evaluate suite of {name}")
+
+    theirs = None if champion is None or rivals.is_champion(checkpoint) else evaluated(champion, CHAMPION)
+    anchors = {
+        figure: evaluated(rivals.anchors[figure], f"{ANCHOR_PREFIX}{figure}")
+        for figure in suite_figures(run.scale)
+        if figure in rivals.anchors
+    }
     decision = run_step(
         run,
         decide_suite,
         stage="gate suite",
         evaluation=evaluation,
         champion_evaluation=theirs,
+        anchors=Anchors(anchors),
         recipe=SuiteGateRecipe(bounds=wanted.bounds),
     )
     return JudgedSuite(evaluation, decision)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from prefect import flow
 
+from flows.ask_approval import find_approval
 from flows.assess_checkpoint import evaluate
-from flows.assess_suite import judge_suite
+from flows.assess_suite import judge_suite, suite_figures
 from flows.quantize_model import calibration_texts, quantize_model, releases_on_nodes, write_gguf_files
 from flows.running.branches import Branches
 from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
@@ -38,7 +39,7 @@ from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.prepared_data import PreparedData
 from tasks.release.check_parity import check_parity, optional_engines
 from tasks.release.convert_to_gguf import GgufFiles
-from tasks.release.decide_promotion import Withdrawal, decide_promotion
+from tasks.release.decide_promotion import Withdrawal, decide_promotion, refusals_of
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import GgufEvaluation, evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
@@ -57,11 +58,12 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     recipe, job = run.scale.release.recipe, run.scale.release.resources
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
+    figures = (*FIGURES, *suite_figures(run.scale))
     formats = convert_and_quantize(run, prepared, checkpoint)
     rivals = run_effect(
         run,
         "look up champion",
-        lambda: look_up_rivals(client, run.store, name, FIGURES, run.log.say),
+        lambda: look_up_rivals(client, run.store, name, figures, run.log.say),
         describe=_describe_rivals,
     )
     if not rivals.is_champion(checkpoint):
@@ -80,6 +82,9 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         job=job,
     )
     smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, formats), describe=_describe_smoke)
+    withdrawal = find_withdrawal(client, name, checkpoint)
+    gates = [gate for gate in (decision, suite and suite.decision, formats.decision) if gate is not None]
+    is_refused = bool(refusals_of((*gates, parity), smoke, withdrawal))
     promotion = run_step(
         run,
         decide_promotion,
@@ -89,7 +94,8 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         quantization=formats.decision,
         parity=parity,
         smoke=smoke,
-        withdrawal=find_withdrawal(client, name, checkpoint),
+        withdrawal=withdrawal,
+        approval=None if is_refused else find_approval(run, assessed, rivals, gates),
     )
 
     keys = {PROMOTION_TAG: decision.key, PROMOTION_DECISION_TAG: promotion.key}
@@ -101,7 +107,8 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         lambda: ensure_registered(client, name, checkpoint, "hf", assessed.run_id, artifact_root(run.home), tags, ""),
         describe=lambda result: f"version {result[0]} {result[1]}",
     )
-    anchored = () if rivals.is_champion(checkpoint) else decision.record.anchored
+    anchored = decision.record.anchored + (() if suite is None else suite.decision.record.anchored)
+    anchored = () if rivals.is_champion(checkpoint) else anchored
     scored = (formats.gguf_evaluation, formats.quantized, formats.decision)
     return ReleasedModel(version, rivals, anchored, *scored, decision, promotion, suite)
 
@@ -186,7 +193,9 @@ def judge_against_rivals(
 
     champion = None if rivals.champion is None else evaluated(rivals.champion, "evaluate champion")
     anchors = {
-        figure: evaluated(version, f"evaluate {ANCHOR_PREFIX}{figure}") for figure, version in rivals.anchors.items()
+        figure: evaluated(version, f"evaluate {ANCHOR_PREFIX}{figure}")
+        for figure, version in rivals.anchors.items()
+        if figure in FIGURES
     }
     return run_step(
         run,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -97,7 +98,22 @@ class ReleaseRecipe(Frozen):
         return self
 
 
+class ApprovalRequest(Frozen):
+    """A question to a person in Prefect's UI."""
+
+    timeout_hours: float = Field(gt=0)
+    """Hours after which a release that nobody has answered is refused."""
+
+    @property
+    def timeout_seconds(self) -> int:
+        """At least 1."""
+        return math.ceil(self.timeout_hours * 3600)
+
+
 class ReleaseSection(Frozen):
     recipe: ReleaseRecipe
+    approval: ApprovalRequest | None
+    """Whether a release that every gate accepted waits for a person's approval; null: nobody is asked. Needs servers
+    that `glm46 up` started."""
     resources: JobResources
     """Of conversion, quantization and the reference; `device` is the reference's."""

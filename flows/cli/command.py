@@ -101,6 +101,7 @@ def run(
         from configs.load import load_scale
         from flows.check_start import check_start, local_start
         from flows.cli.native_code import warn_of_missing_code
+        from flows.cli.run_pipeline import refuse_unanswerable_release
         from flows.stages import choose_stages, refuse_missing_inputs, with_tokenizer_of_start
         from infra.home import open_home
         from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
@@ -115,6 +116,8 @@ def run(
         configuration = with_tokenizer_of_start(configuration, start)
         refuse_missing_inputs(configuration, window, data)
         home = open_home()
+        if window.releases:
+            refuse_unanswerable_release(home, configuration)
         opened = open_store(store, home)
         require(*check_room(home, opened.staging_root))
         if start is not None:

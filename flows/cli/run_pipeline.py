@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from infra.home import Home
 from infra.servers.server_password import API_URL, CLIENT_VARIABLE, MLFLOW_URL, SERVER_HOME, api_password
@@ -11,10 +12,14 @@ from infra.servers.servers import (
     TELEMETRY_OFF,
     ServerUrls,
     ask_databases,
+    read_recorded,
     read_servers_file,
     running_servers,
     silent_servers,
 )
+
+if TYPE_CHECKING:
+    from configs.schema import Scale
 
 DRAIN_SECONDS = 5
 MLFLOW_RETRIES = 2
@@ -44,6 +49,16 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
             "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         }
     )
+
+
+def refuse_unanswerable_release(home: Home, scale: Scale) -> None:
+    """Raises ValueError where a release would wait for a person, and the servers of the run would end with it: nobody
+    watches their page."""
+    if scale.release.approval is not None and read_recorded(home) is None:
+        raise ValueError(
+            f"release.approval of scale {scale.scale} asks a person in Prefect's UI, and no servers of {home.root} "
+            f"run: start them with `glm46 up`, set release.approval to null, or leave before the release with --until"
+        )
 
 
 def run_pipeline(

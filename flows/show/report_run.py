@@ -39,6 +39,7 @@ def report_run(
         decision=None if released is None else released.decision,
         suite_evaluation=None if suite is None else suite.evaluation,
         suite_decision=None if suite is None else suite.decision,
+        promotion=None if released is None else released.promotion,
     )
     path = run_effect(
         run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pydantic import Field
 
@@ -50,11 +50,14 @@ if TYPE_CHECKING:
 START, CHAMPION, ANCHOR = "start", "champion", "anchor"
 
 
+E = TypeVar("E", bound=Record)
+
+
 @dataclass(frozen=True)
-class Anchors:
+class Anchors(Generic[E]):
     """The evaluation of each figure's anchor; a figure without one is absent."""
 
-    evaluations: dict[str, Artifact[Evaluation]]
+    evaluations: dict[str, Artifact[E]]
 
     @property
     def digest(self) -> str:
@@ -90,7 +93,7 @@ def decide_gate(
     evaluation: Artifact[Evaluation] | None,
     start_evaluation: Artifact[Evaluation] | None,
     champion_evaluation: Artifact[Evaluation] | None,
-    anchors: Anchors | None,
+    anchors: Anchors[Evaluation] | None,
     recipe: GateRecipe,
     output: Output,
     pairs: Artifact[PairEvaluation] | None = None,
@@ -127,7 +130,7 @@ def _judge_answers(
     evaluation: Artifact[Evaluation],
     start_evaluation: Artifact[Evaluation] | None,
     champion_evaluation: Artifact[Evaluation] | None,
-    anchors: Anchors | None,
+    anchors: Anchors[Evaluation] | None,
     recipe: GateRecipe,
     verdict: Verdict,
 ) -> tuple[str, ...]:
@@ -232,7 +235,7 @@ def _judge(
 def _judge_anchors(
     evaluation: Artifact[Evaluation],
     items: list[Item],
-    anchors: Anchors,
+    anchors: Anchors[Evaluation],
     champion_evaluation: Artifact[Evaluation] | None,
     margins: MarginRecipe,
     verdict: Verdict,

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from tasks.evaluation.bounds import Bound
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.evaluation.evaluate_checkpoint import Evaluation
+    from tasks.release.decide_promotion import PromotionDecision
 
 QUANTIZED, CHAMPION = "Quantized files", "Against champion and anchors"
-BENCHMARKS = "Suite of benchmarks"
+BENCHMARKS, PROMOTION = "Suite of benchmarks", "Promotion"
 SIGNS = {"held": "✓", "broken": "✗", "undecided": "?"}
 BOUND_COLUMNS = ("figure", "against", "measured", "95 % interval", "allowed", "items", "remark")
 NO_CHAMPION = "There was no champion: nothing to compare with."
@@ -161,37 +162,49 @@ def named_verdicts(
     return [(title, decision.record) for title, decision in named]
 
 
-def ending(phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], is_released: bool) -> str:
+def ending(
+    phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], promotion: PromotionDecision | None
+) -> str:
     """What a reader must know first: why the run was refused and what it therefore did not reach. Empty for an accepted
     release."""
-    refused = [(title, verdict) for title, verdict in verdicts if not verdict.accepted]
-    missing = [*phases.not_reached, *(() if is_released else ("the release",))]
+    refused = [(title, verdict.refusals) for title, verdict in verdicts if not verdict.accepted]
+    if promotion is not None and (others := _refusals_beside(promotion, refused)):
+        refused.append((PROMOTION, others))
+    missing = [*phases.not_reached, *(("the release",) if promotion is None else ())]
     if not refused:
         ended = phases.phases[-1].name
         return (
-            ""
-            if is_released
-            else paragraph(f"The run ended after {ended}, before the release: nothing was promoted.", "soft")
+            paragraph(f"The run ended after {ended}, before the release: nothing was promoted.", "soft")
+            if promotion is None
+            else ""
         )
-    words = [
-        paragraph(f"{title}: refused", "bad") + "".join(map(paragraph, verdict.refusals)) for title, verdict in refused
-    ]
+    words = [paragraph(f"{title}: refused", "bad") + "".join(map(paragraph, reasons)) for title, reasons in refused]
     note = "Nothing was promoted." + (f" Not reached: {', '.join(missing)}." if missing else "")
     return boxed("".join(words) + paragraph(note, "soft"), "bad")
 
 
+def _refusals_beside(promotion: PromotionDecision, refused: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:
+    """What refused a promotion beside the gates: engines, the served model, a withdrawal, a person."""
+    said = {reason for _, reasons in refused for reason in reasons}
+    return tuple(reason for reason in promotion.refusals if reason not in said)
+
+
 def verdict_section(
-    phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], champion: Artifact[GateDecision] | None
+    phases: ReportedPhases,
+    verdicts: Sequence[tuple[str, GateDecision]],
+    champion: Artifact[GateDecision] | None,
+    promotion: PromotionDecision | None,
 ) -> str:
-    """Every gate with every bound; those that the run did not reach have none."""
-    rows: list[tuple[Cell, ...]] = [
-        (title, Html(f'<b class="{"good" if verdict.accepted else "bad"}">{_word(verdict)}</b>'), _bounds(verdict))
-        for title, verdict in verdicts
-    ]
-    judged = {title for title, _ in verdicts}
+    """Every gate with every bound, and the promotion with a person's answer; those that the run did not reach have
+    none."""
+    rows: list[tuple[Cell, ...]] = [(title, _word_of(verdict), _bounds(verdict)) for title, verdict in verdicts]
+    if promotion is not None:
+        answer = "" if promotion.approval is None else promotion.approval.sentence
+        rows.append((PROMOTION, _word_of(promotion), "; ".join(promotion.refusals) or answer))
+    judged = {title for title, *_ in rows}
     later = [
         title
-        for title in (*(f"Gate of {name}" for name in phases.not_reached), QUANTIZED, CHAMPION)
+        for title in (*(f"Gate of {name}" for name in phases.not_reached), QUANTIZED, CHAMPION, PROMOTION)
         if title not in judged
     ]
     rows += [(title, Html('<span class="soft">not reached</span>'), "") for title in later]
@@ -237,5 +250,9 @@ def _verdict(title: str, decision: GateDecision) -> str:
     return folded(f"{title}: {_word(decision)}", table(("", *BOUND_COLUMNS), rows), is_open=not decision.accepted)
 
 
-def _word(decision: GateDecision) -> str:
+def _word(decision: GateDecision | PromotionDecision) -> str:
     return "accepted" if decision.accepted else "refused"
+
+
+def _word_of(decision: GateDecision | PromotionDecision) -> Html:
+    return Html(f'<b class="{"good" if decision.accepted else "bad"}">{_word(decision)}</b>')

@@ -35,6 +35,7 @@ from tasks.report.report_training import training_section
 if TYPE_CHECKING:
     from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation
     from tasks.evaluation.decide_gate import GateDecision
+    from tasks.release.decide_promotion import PromotionDecision
     from tasks.release.decide_quantization import QuantizedEvaluations
     from tasks.release.evaluate_gguf import GgufEvaluation
 
@@ -47,7 +48,7 @@ class Report(Record):
     bits_per_byte: float | None
     pass_at_1: float
     accepted: bool
-    """Whether every gate that the report shows accepted."""
+    """Whether everything that the report shows accepted: gates, and the decision on the promotion."""
 
 
 @step(content=(), evidence=(REPORT_FILE, MODEL_CARD_FILE, DATA_CARD_FILE), distributions=("pyarrow",))
@@ -61,20 +62,21 @@ def write_report(
     decision: Artifact[GateDecision] | None,
     suite_evaluation: Artifact[SuiteEvaluation] | None,
     suite_decision: Artifact[GateDecision] | None,
+    promotion: Artifact[PromotionDecision] | None,
     output: Output,
 ) -> Report:
-    """`decision` is that against the champion; the last six are None where the run ended before the release, the last
-    two also where the scale has no suite. The smoke test is an effect and not in the report: its result is a tag of the
-    version."""
+    """`decision` is that against the champion; the last seven are None where the run ended before the release, those of
+    the suite also where the scale has none."""
     verdicts = named_verdicts(phases, quantization_decision, decision, suite_decision)
-    accepted = all(verdict.accepted for _, verdict in verdicts)
+    promoted = None if promotion is None else promotion.record
+    accepted = all(verdict.accepted for _, verdict in verdicts) if promoted is None else promoted.accepted
     scored = [] if quantized is None else quantized.evaluations.values()
-    given = (gguf_evaluation, *scored, quantization_decision, decision, suite_evaluation, suite_decision)
+    given = (gguf_evaluation, *scored, quantization_decision, decision, suite_evaluation, suite_decision, promotion)
     released = [each for each in given if each is not None]
     stages = named_stages(data, phases, released)
     sections = [
         Section("In short", overview_section(data, phases)),
-        Section("Verdicts", verdict_section(phases, verdicts, decision)),
+        Section("Verdicts", verdict_section(phases, verdicts, decision, promoted)),
         Section("Evaluation", evaluation_section(phases) + suite_table(suite_evaluation)),
         Section("Preference pairs", pairs_section(phases)),
         Section("Training", training_section(phases)),
@@ -91,7 +93,7 @@ def write_report(
         f"checkpoint {last.checkpoint.digest[:DIGITS]} of phase {last.name}, export "
         f"{last.checkpoint.record.export_digest[:DIGITS]}"
     )
-    lead = ending(phases, verdicts, bool(released)) + summary(data, phases, verdicts)
+    lead = ending(phases, verdicts, promoted) + summary(data, phases, verdicts)
     text = page("glm46 report", subtitle, lead, _facts(data, phases, accepted), sections)
     output.path(REPORT_FILE).write_text(text, encoding="utf-8")
     output.path(MODEL_CARD_FILE).write_text(model_card(data, phases.path, verdicts), encoding="utf-8")

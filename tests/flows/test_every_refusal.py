@@ -62,3 +62,31 @@ def test_a_rolled_back_version_is_refused_with_who_when_and_why(ended):
     assert run["reasons"][-1].startswith(f"version {winner} was rolled back on ")
     assert "(it was too good to be true): to allow it again, delete its tag" in run["reasons"][-1]
     assert aliases_of(run) == aliases_of(ended["overtaken by a rollback"])
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("refused by a person", "Ada refused the release on "), ("nobody answers", "nobody approved the release within ")],
+)
+def test_a_release_that_no_person_approved_is_refused_and_the_aliases_stay(ended, name, reason):
+    run, before = ended[name], ended["rolled back"]
+    assert (run["code"], run["promoted"], aliases_of(run)) == (3, False, aliases_of(before))
+    assert [sentence.startswith(reason) for sentence in run["reasons"]] == [True]
+
+
+def test_a_person_sees_figures_and_bounds_and_the_answer_stays_with_the_release(ended):
+    run = ended["approved by a person"]
+    assert (run["code"], run["promoted"], run["aliases"]["champion"]) == (0, True, run["version"])
+    (answer,) = [stage["reason"] for stage in run["stages"] if stage["name"] == "ask for approval"]
+    assert answer.startswith("Ada approved the release on ")
+    assert (
+        "| pass@1 in conversation | 0.9000 [" in answer
+        and "| held | accuracy of benchmark needle | champion |" in answer
+    )
+    again = ended["approved again"]
+    assert (again["code"], again["promoted"]) == (0, True), "the champion is not asked about again"
+    decisions = [
+        stage["digest"] for each in (run, again) for stage in each["stages"] if stage["name"] == "gate promotion"
+    ]
+    assert decisions[0] == decisions[1], "the second run keeps the answer of the first"
+    assert not [stage for stage in again["stages"] if stage["name"] == "ask for approval"]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from configs.load import load_scale
+from configs.schema import ApprovalRequest
+from flows.cli.run_pipeline import refuse_unanswerable_release
+from infra.home import Home
 from tests.support.refused_releases import CASES, FEW, REIGNING, aliases_of, ended_runs
 
 
@@ -35,3 +39,19 @@ def test_a_worse_candidate_ends_the_run_with_exit_code_3_and_the_aliases_stay(en
 def test_the_champion_run_again_stays_champion(ended):
     again = ended["champion again"]
     assert (again["code"], again["promoted"], again["version"]) == (0, True, "2") and aliases_of(again) == REIGNING
+
+
+def test_a_release_that_a_person_refused_is_refused_and_the_aliases_stay(ended):
+    run = ended["refused by a person"]
+    assert (run["code"], run["promoted"], aliases_of(run)) == (3, False, REIGNING)
+    assert [sentence.startswith("Ada refused the release on ") for sentence in run["reasons"]] == [True]
+
+
+def test_a_release_that_asks_a_person_is_refused_before_it_begins_where_no_servers_stay(tmp_path):
+    scale = load_scale("micro")
+    refuse_unanswerable_release(Home(tmp_path), scale)
+    release = scale.release.model_copy(update={"approval": ApprovalRequest(timeout_hours=24)})
+    with pytest.raises(
+        ValueError, match=r"asks a person in Prefect's UI, and no servers of .* start them with `glm46 up`"
+    ):
+        refuse_unanswerable_release(Home(tmp_path), scale.model_copy(update={"release": release}))

@@ -14,6 +14,7 @@ from infra.home import Home
 from infra.storage.open_store import open_store
 from tasks.evaluation.items import CHAT_PROBLEM, CHOICE, accuracy, read_items
 from tasks.evaluation.sample_solutions import SampledSolutions, best_of_k
+from tasks.release.decide_promotion import Approval
 from tasks.report.dropped_examples import dropped_examples
 from tasks.report.report_charts import Line, Span, bars, curves, intervals, strips
 from tasks.report.report_inputs import ReportedPhases
@@ -282,6 +283,19 @@ def test_a_refused_run_says_first_why_and_what_it_did_not_come_to(store, data):
     assert ["deduplicate", "dropped: exact", "60"] in rows and len(re.findall(r"<title>next token</title>", rest)) == 2
     assert 'id="files-for-llama.cpp"' not in rest and not report.record.accepted
     assert "**Gate of mid_reasoning: refused.**" in report.path("model_card.md").read_text()
+
+
+@pytest.mark.parametrize("answer", ["approved", "refused"])
+def test_a_persons_answer_is_in_the_verdicts_and_a_refusal_comes_first(store, data, answer):
+    first = ReportedPhases(reported_phases(store, ("pretrain_general", "mid_reasoning")).phases[:1])
+    said = Approval(answer=answer, reason="it was read", name="Ada", at="2026-01-01 00:00:00 UTC")
+    report = write_toy_report(store, data, first, said)
+    opening, rest = report.path("report.html").read_text().split('<div class="facts">')
+    sentence = f"Ada {answer} the release on 2026-01-01 00:00:00 UTC: it was read"
+    verdict = "accepted" if answer == "approved" else "refused"
+    assert ["Promotion", verdict, sentence] in Cells(rest).rows
+    assert ("Promotion: refused" in opening and sentence in opening) is (answer == "refused")
+    assert report.record.accepted is (answer == "approved")
 
 
 def test_a_run_that_left_before_the_release_is_not_called_refused(store, data):

@@ -17,7 +17,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,7 @@ REIGNING = {
     "anchor_arithmetic_accuracy": "1",
     "anchor_choice_accuracy": "1",
     "anchor_safe_answer_share": "1",
+    "anchor_benchmark_needle": "1",
     "anchor_pass_at_1": "2",
 }
 """Versions by alias after those two."""
@@ -159,14 +162,20 @@ OVERTAKEN = {
 """Accepted candidates. Between comparison and promotion of the first, WINNER is promoted; of the second, rolled
 back."""
 
-AGAIN = {"champion again": "second", "rolled back": WINNER}
-"""Runs of candidates that ran before."""
-ALL = [*PROMOTED, *CASES, *LAST_WORK, "champion again", *OVERTAKEN, "rolled back"]
-"""Every run in its order."""
-FEW = [*PROMOTED, "bits per byte too high", "a benchmark below the champion's", "quantization", "champion again"]
-"""A run for each way of being promoted or refused, in the same order."""
+ASKED = Case(same(documents=mixed(code=(20, 0.5), web=(40, 0.5)), choice=0.95), "")
+"""As good as the last champion. A person is asked about it."""
+ANSWERS = {"refused by a person": "refuse", "nobody answers": None, "approved by a person": "approve"}
+"""What a person answers, by the name of the run; each run asks about the same candidate."""
 
-ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values(), *OVERTAKEN.values()]
+AGAIN = {"champion again": "second", "rolled back": WINNER, "approved again": "asked"} | dict.fromkeys(ANSWERS, "asked")
+"""Runs of candidates that other runs are named after."""
+FEW = [*PROMOTED, "bits per byte too high", "a benchmark below the champion's", "quantization", "champion again"]
+FEW += ["refused by a person"]
+"""A run for each way of being promoted or refused, in the order of ALL."""
+ALL = [*PROMOTED, *CASES, *LAST_WORK, "champion again", *OVERTAKEN, "rolled back", *ANSWERS, "approved again"]
+"""Every run in its order."""
+
+ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values(), *OVERTAKEN.values(), ASKED]
 """The index of a candidate is its number, which its record holds as num_tokens."""
 
 
@@ -311,7 +320,7 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
     flows.train_phases.train_phase = Step(train_phase, ("hf/*",), ("*.jsonl",), (), (), ())
     flows.cli.command._leave = leave
     registry, ended = open_registry(home), {}
-    numbers = {name: number for number, name in enumerate([*PROMOTED, *CASES, *LAST_WORK, *OVERTAKEN])}
+    numbers = {name: number for number, name in enumerate([*PROMOTED, *CASES, *LAST_WORK, *OVERTAKEN, "asked"])}
     digests = {}
     for name in names:
         number = numbers[AGAIN.get(name, name)]
@@ -325,6 +334,10 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
             changed = patch.object(flows.full_pipeline, name, side_effect=OSError("no room"))
         if name in OVERTAKEN:
             changed = overtaking(registry, store, name, digests[WINNER])
+        if AGAIN.get(name) == "asked":
+            asks_for_approval(scale, timeout_seconds=2 if name == "nobody answers" else 60)
+        if ANSWERS.get(name) is not None:
+            changed = answering(str(ANSWERS[name]))
         try:
             with contextlib.redirect_stdout(said), changed:
                 flows.cli.command.app(
@@ -341,6 +354,42 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
                 **outcome,
             }
     return ended
+
+
+def asks_for_approval(scale: Path, timeout_seconds: int) -> None:
+    tree = yaml.safe_load(scale.read_text())
+    tree["release"]["approval"] = {"timeout_hours": timeout_seconds / 3600}
+    scale.write_text(yaml.safe_dump(tree))
+
+
+@contextlib.contextmanager
+def answering(answer: str) -> Iterator[None]:
+    """Answers the paused flow run as the form of Prefect's UI does, with what the form showed as the reason."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.objects import StateType
+
+    paused = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED])))
+
+    def answer_once() -> None:
+        with get_client(sync_client=True) as client:
+            while not (asked := client.read_flow_runs(flow_run_filter=paused)):
+                time.sleep(0.1)
+            assert asked[0].state is not None
+            keys = asked[0].state.state_details.run_input_keyset or {}
+            while not (
+                stored := client.filter_flow_run_input(asked[0].id, keys["description"], limit=1, exclude_keys=set())
+            ):
+                time.sleep(0.1)
+            shown = json.loads(stored[0].value)
+            incomplete = client.resume_flow_run(asked[0].id, run_input={"answer": answer})
+            assert incomplete.status == "REJECT", "an answer without reason and name is refused by the server"
+            client.resume_flow_run(asked[0].id, run_input={"answer": answer, "reason": shown, "name": "Ada"})
+
+    person = threading.Thread(target=answer_once)
+    person.start()
+    yield
+    person.join()
 
 
 def overtaking(registry: Any, store: Store, name: str, winner_digest: str) -> Any:

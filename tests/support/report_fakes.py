@@ -14,6 +14,7 @@ from tasks.evaluation.decide_gate import decide_gate
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import convert_to_gguf
+from tasks.release.decide_promotion import Approval, PromotionDecision
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.report.report_inputs import ReportedPhase, ReportedPhases
@@ -180,7 +181,10 @@ def reported_phases(store: Store, names: tuple[str, ...], not_reached: tuple[str
     return ReportedPhases(tuple(phases), not_reached)
 
 
-def write_toy_report(store: Store, data: PreparedData, phases: ReportedPhases) -> Artifact[Report]:
+def write_toy_report(
+    store: Store, data: PreparedData, phases: ReportedPhases, approval: Approval | None = None
+) -> Artifact[Report]:
+    """Of a run that was released; a person may have answered."""
     last = phases.last
     gguf = commit(store, convert_to_gguf, checkpoint=last.checkpoint, recipe=RELEASE)
     scored = commit(
@@ -189,6 +193,18 @@ def write_toy_report(store: Store, data: PreparedData, phases: ReportedPhases) -
     released = commit(
         store, decide_quantization, gguf_evaluation=scored, quantized=QuantizedEvaluations({}), recipe=RELEASE
     )
+    reasons = (*last.decision.record.refusals, *released.record.refusals)
+    if approval is not None and approval.answer != "approved":
+        reasons = (*reasons, approval.sentence)
+    digests = dict.fromkeys(("comparison", "benchmarks", "quantization", "parity", "smoke"), "")
+    decided = PromotionDecision(
+        accepted=not reasons,
+        refusals=reasons,
+        approval=approval,
+        **{f"{name}_digest": digest for name, digest in digests.items()},
+    )
+    write_decision = lambda output: output.path("decision.json").write_text(decided.model_dump_json())  # noqa: E731
+    promotion = commit(store, toy("decide_promotion", decided, write_decision), decided.model_dump_json())
     return commit(
         store,
         write_report,
@@ -200,6 +216,7 @@ def write_toy_report(store: Store, data: PreparedData, phases: ReportedPhases) -
         decision=last.decision,
         suite_evaluation=None,
         suite_decision=None,
+        promotion=promotion,
     )
 
 
@@ -216,4 +233,5 @@ def write_unreleased_report(store: Store, data: PreparedData, phases: ReportedPh
         decision=None,
         suite_evaluation=None,
         suite_decision=None,
+        promotion=None,
     )

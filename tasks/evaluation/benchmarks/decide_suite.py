@@ -1,8 +1,8 @@
 """Step: accepts or refuses a release by its figures on a suite: a bound on each, then the paired comparison with the
-champion on the same items.
+champion and with the anchor of each benchmark on the same items.
 
-In: suite.json with its items of the candidate and, where there is one, of the champion. Out: decision.json. A refusal
-is a result with reasons; a figure that is missing, and results of other items, raise.
+In: suite.json with its items of the candidate and, where there are any, of the champion and of the anchors. Out:
+decision.json. A refusal is a result with reasons; a figure that is missing, and results of other items, raise.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from infra.step import Artifact, Output, step
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation
 from tasks.evaluation.bounds import Verdict
 from tasks.evaluation.comparisons import ACCURACY, BENCHMARK, BITS_PER_BYTE, Compared, Difference, judge
-from tasks.evaluation.decide_gate import CHAMPION, GateDecision
+from tasks.evaluation.decide_gate import ANCHOR, CHAMPION, Anchors, GateDecision
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from configs.schema import SuiteGateRecipe
-    from tasks.evaluation.benchmarks.suite_results import ItemPair
+
+
+def anchored_figure(benchmark: str) -> str:
+    """The name under which the best promoted version so far in a benchmark is anchored."""
+    return f"benchmark_{benchmark}"
 
 
 @step(content=("decision.json",), distributions=("numpy", "scipy"))
@@ -28,10 +32,11 @@ def decide_suite(
     *,
     evaluation: Artifact[SuiteEvaluation],
     champion_evaluation: Artifact[SuiteEvaluation] | None,
+    anchors: Anchors[SuiteEvaluation],
     recipe: SuiteGateRecipe,
     output: Output,
 ) -> GateDecision:
-    """Raises ValueError where a benchmark with a bound was not asked, or has no figure to bound."""
+    """Raises ValueError where a benchmark with a bound was not asked of one of them, or has no figure to bound."""
     verdict = Verdict()
     for name, bound in recipe.bounds.items():
         figure, value = _judged_figure(evaluation.record, name)
@@ -40,17 +45,20 @@ def decide_suite(
         else:
             verdict.floor(f"{figure} of benchmark {name}", value, bound.worst)
     if champion_evaluation is not None:
-        from tasks.evaluation.benchmarks.suite_results import paired_items
-
-        pairs = paired_items(champion_evaluation.path(SUITE_FILE), evaluation.path(SUITE_FILE))
-        for name, bound in recipe.bounds.items():
-            figure, _ = _judged_figure(champion_evaluation.record, name)
-            verdict.bounds.append(judge(_compared(name, figure, pairs[name]), CHAMPION, bound.margin))
+        for name, compared in _compare(evaluation, champion_evaluation, recipe.bounds).items():
+            verdict.bounds.append(judge(compared, CHAMPION, recipe.bounds[name].margin))
+    anchored = tuple(
+        anchored_figure(name)
+        for name in recipe.bounds
+        if _takes_over(name, evaluation, champion_evaluation, anchors, recipe, verdict)
+    )
     decision = GateDecision(
         accepted=verdict.is_held,
         bounds=tuple(verdict.bounds),
         candidate_digest=evaluation.digest,
         champion_digest="" if champion_evaluation is None else champion_evaluation.digest,
+        anchor_digests={figure: anchor.digest for figure, anchor in anchors.evaluations.items()},
+        anchored=anchored,
     )
     output.path("decision.json").write_text(
         json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
@@ -75,9 +83,37 @@ def _judged_figure(evaluation: SuiteEvaluation, benchmark: str) -> tuple[str, fl
     return name, figures[name]
 
 
-def _compared(benchmark: str, figure: str, pairs: Sequence[ItemPair]) -> Compared:
-    from tasks.evaluation.benchmarks.suite_results import paired_difference
+def _takes_over(
+    benchmark: str,
+    evaluation: Artifact[SuiteEvaluation],
+    champion_evaluation: Artifact[SuiteEvaluation] | None,
+    anchors: Anchors[SuiteEvaluation],
+    recipe: SuiteGateRecipe,
+    verdict: Verdict,
+) -> bool:
+    """Whether the candidate becomes the benchmark's anchor: there is none, or it is better beyond the interval. An
+    anchor that is the champion, or the candidate itself, is not judged a second time."""
+    anchor = anchors.evaluations.get(anchored_figure(benchmark))
+    if anchor is None or anchor.digest == evaluation.digest:
+        return anchor is None
+    bound = recipe.bounds[benchmark]
+    compared = _compare(evaluation, anchor, {benchmark: bound})[benchmark]
+    if champion_evaluation is None or champion_evaluation.digest != anchor.digest:
+        verdict.bounds.append(judge(compared, ANCHOR, bound.margin))
+    return compared.difference.is_better
 
-    value, interval = paired_difference(figure, pairs)
-    difference = Difference(value, interval, len(pairs), -1 if figure == BITS_PER_BYTE else 1)
-    return Compared(f"{figure} of benchmark {benchmark}", BENCHMARK, difference, True)
+
+def _compare(
+    evaluation: Artifact[SuiteEvaluation], other: Artifact[SuiteEvaluation], benchmarks: Iterable[str]
+) -> dict[str, Compared]:
+    """The candidate minus another on the same items, by benchmark."""
+    from tasks.evaluation.benchmarks.suite_results import paired_difference, paired_items
+
+    pairs = paired_items(other.path(SUITE_FILE), evaluation.path(SUITE_FILE))
+    compared = {}
+    for name in benchmarks:
+        figure, _ = _judged_figure(other.record, name)
+        value, interval = paired_difference(figure, pairs[name])
+        difference = Difference(value, interval, len(pairs[name]), -1 if figure == BITS_PER_BYTE else 1)
+        compared[name] = Compared(f"{figure} of benchmark {name}", BENCHMARK, difference, True)
+    return compared

@@ -22,6 +22,7 @@ from infra.storage.open_store import open_store
 from tasks.data.sources.list_sources import SourceListing, list_named
 from tasks.evaluation.benchmarks.decide_suite import decide_suite
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation, evaluate_suite
+from tasks.evaluation.decide_gate import Anchors
 from tasks.report.report_suite import suite_table
 from tests.evaluation.benchmarks.planned_suites import right_answers, write_planned
 from tests.evaluation.benchmarks.toy_suite import NEEDLE, write_suite
@@ -46,12 +47,13 @@ def decide(store):
 
         return commit(store, evaluate_suite, repr((scores, figure)))
 
-    def run(scores, champion=None, bounds=BOUNDS, figure="accuracy"):
+    def run(scores, champion=None, bounds=BOUNDS, figure="accuracy", anchors=None):
         decision = commit(
             store,
             decide_suite,
             evaluation=planned(scores, figure),
             champion_evaluation=None if champion is None else planned(champion, figure),
+            anchors=Anchors({name: planned(each, figure) for name, each in (anchors or {}).items()}),
             recipe=SuiteGateRecipe(bounds=bounds),
         )
         assert json.loads(decision.path("decision.json").read_text()) == decision.record.model_dump(mode="json")
@@ -83,6 +85,28 @@ def test_a_candidate_that_is_worse_than_the_champion_in_one_benchmark_is_refused
     (reason,) = refused.refusals
     assert reason.startswith("accuracy of benchmark gsm8k differs from the champion's by -0.3000 [")
     assert decide(GOOD, {**GOOD, "gsm8k": right_answers(0.5)}).accepted, "the other way round it is better"
+
+
+def test_margins_against_champions_do_not_add_up(decide):
+    candidate, champion = {**GOOD, "gsm8k": right_answers(0.6)}, {**GOOD, "gsm8k": right_answers(0.75)}
+    bounds = {**BOUNDS, "gsm8k": BenchmarkBound(worst=0.1, margin=0.35)}
+    assert decide(candidate, champion, bounds).accepted
+    best = {"benchmark_gsm8k": {**GOOD, "gsm8k": right_answers(1.0)}}
+    (reason,) = decide(candidate, champion, bounds, anchors=best).refusals
+    assert reason.startswith("accuracy of benchmark gsm8k differs from the anchor's by -0.4000 [")
+
+
+def test_an_anchor_moves_only_to_a_candidate_that_is_better_beyond_the_interval(decide):
+    better, anchors = {**GOOD, "gsm8k": right_answers(1.0)}, {"benchmark_gsm8k": GOOD, "benchmark_bfcl": GOOD}
+    first = decide(GOOD)
+    assert first.anchored == ("benchmark_gsm8k", "benchmark_bfcl") and not first.anchor_digests
+    assert decide(better, GOOD, anchors=anchors).anchored == ("benchmark_gsm8k",)
+    again = decide(GOOD, anchors=anchors)
+    assert again.anchored == () and [bound.against for bound in again.bounds] == ["", ""], "not compared with itself"
+    with pytest.raises(ValueError, match=r"benchmark gsm8k: .* has 20 items and .* 40, which are not the same"):
+        decide(GOOD, anchors={"benchmark_gsm8k": {**GOOD, "gsm8k": right_answers(0.8, 20)}})
+    with pytest.raises(ValueError, match="hold different benchmarks: evaluate both with the same --suite"):
+        decide(GOOD, anchors={"benchmark_bfcl": {"gsm8k": GOOD["gsm8k"]}})
 
 
 def test_too_few_items_decide_nothing_and_refuse(decide):
@@ -141,6 +165,7 @@ def test_a_worse_checkpoint_is_refused_through_the_real_step(store, tmp_path):
         decide_suite,
         evaluation=made["random"],
         champion_evaluation=made["trained"],
+        anchors=Anchors({}),
         recipe=SuiteGateRecipe(bounds=bounds),
     ).record
     (reason,) = decision.refusals
@@ -196,15 +221,17 @@ def judge(store, monkeypatch):
     scale = scale.model_copy(update={"evaluation": scale.evaluation.model_copy(update={"suite": wanted})})
     run = Run(scale, Home(store.root), store, "", "", StageLog(), SourceListing(()))
 
-    def judged(share, champion=None, tags=None):
+    def judged(share, champion=None, tags=None, anchor=None):
         stages.clear()
-        reigning = None
-        if champion is not None:
-            made = weights(champion)
-            reigning = RegisteredVersion("1", {DIGEST_TAG: made.digest, KEY_TAG: made.key, **(tags or {})})
-        suite = assess_suite.judge_suite(run, weights(share), Rivals(reigning, {}))
+        reigning = None if champion is None else version(champion, tags or {})
+        anchors = {} if anchor is None else {"benchmark_needle": version(anchor, {}), "pass_at_1": version(0.1, {})}
+        suite = assess_suite.judge_suite(run, weights(share), Rivals(reigning, anchors))
         assert suite is not None
         return suite.decision, list(stages)
+
+    def version(share, tags):
+        made = weights(share)
+        return RegisteredVersion("1", {DIGEST_TAG: made.digest, KEY_TAG: made.key, **tags})
 
     def weights(share):
         @step(content=())
@@ -220,7 +247,7 @@ class Weights(Record):
     name: str
 
 
-def test_the_flow_asks_candidate_and_champion_and_keeps_the_champions_own_decision(judge):
+def test_the_flow_asks_candidate_champion_and_anchor_and_keeps_the_champions_own_decision(judge):
     first, stages = judge(0.8)
     assert first.record.accepted and stages == ["evaluate suite", "gate suite"]
     worse, stages = judge(0.5, champion=0.8)
@@ -228,6 +255,9 @@ def test_the_flow_asks_candidate_and_champion_and_keeps_the_champions_own_decisi
     assert worse.record.refusals[0].startswith("accuracy of benchmark needle differs from the champion's by -0.3000")
     again, stages = judge(0.8, champion=0.8, tags={SUITE_TAG: first.key})
     assert again.digest == first.digest and stages == ["evaluate suite"]
+    below, stages = judge(0.75, champion=0.8, anchor=1.0)
+    assert stages[1:] == ["evaluate suite of champion", "evaluate suite of anchor_benchmark_needle", "gate suite"]
+    assert below.record.refusals[0].startswith("accuracy of benchmark needle differs from the anchor's by -0.2500")
     unjudged, stages = judge(0.2, champion=0.2)
     assert unjudged.record.refusals == ("accuracy of benchmark needle 0.2000, at least 0.3 needed",)
     assert stages == ["evaluate suite", "gate suite"]
