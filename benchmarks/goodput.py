@@ -132,11 +132,15 @@ def stretches_of(checkpoint: Artifact[Any]) -> tuple[EffectiveTime, list[Stretch
 
 
 def interruptions(kills: list[Kill], stretches: list[Stretch]) -> list[dict[str, Any]]:
-    """What each kill cost, in seconds: until the next stretch opened, and in steps that it took again."""
+    """What each kill cost, in seconds: until the next stretch opened, and in steps that it took again. A kill after
+    the last counted step cost only a part of the phase's end: it is left out."""
     costs = []
     for kill in kills:
         before = max((each for each in stretches if each.opened_at <= kill.at), key=lambda each: each.opened_at)
-        after = min((each for each in stretches if each.opened_at > kill.at), key=lambda each: each.opened_at)
+        later = [each for each in stretches if each.opened_at > kill.at]
+        if not later:
+            continue
+        after = min(later, key=lambda each: each.opened_at)
         num_steps = before.last_step - before.first_step
         repeated = before.last_step - after.first_step
         per_step = (before.seen_at - before.opened_at) / max(1, num_steps)
@@ -182,6 +186,7 @@ def main() -> None:
             name: round(getattr(measured, name), 1) for name in ("total", "productive", "paused", "waiting", "lost")
         },
         mean_seconds_between_kills=round(mean_seconds, 1),
+        num_kills=len(killer.kills),
         interruptions=costs,
         is_same_digest=True,
     )

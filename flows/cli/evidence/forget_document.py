@@ -35,7 +35,7 @@ def apply(takedown: TakeDown, scale: str) -> list[str]:
     entries = [entry for entry in dict.fromkeys((takedown.asked, *takedown.ids)) if entry not in listed]
     if entries:
         _append(path, takedown.asked, entries)
-    said = [f"{len(entries)} entries added to {path}; the next `glm46 run {scale}` leaves the documents out"]
+    said = [f"{len(entries)} entries added to {path}: the next run of a scale with this block list leaves them out"]
     return [*said, *_tag(home, takedown)]
 
 
