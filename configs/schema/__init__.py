@@ -30,6 +30,7 @@ from configs.schema.evaluation import (
     ReleaseSuite,
     SuiteGateRecipe,
     SuiteRecipe,
+    TaskRecipe,
 )
 from configs.schema.filtering import FilterRecipe, HeuristicRecipe, PersonalDataRecipe, ScoreRecipe
 from configs.schema.jobs import Device, JobResources, QueueResources
@@ -209,6 +210,7 @@ __all__ = [
     "SuiteGateRecipe",
     "SuiteRecipe",
     "SynthesisRecipe",
+    "TaskRecipe",
     "TeacherLimits",
     "TeacherRecipe",
     "TeacherRequest",

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
 from configs.schema.jobs import JobResources
+from configs.schema.objectives import EpisodeRecipe
 from configs.schema.suites import Suite
 
 
@@ -26,6 +27,8 @@ class MarginRecipe(Frozen):
     pass_at_1: float = Field(gt=0, le=1)
     choice_accuracy: float = Field(gt=0, le=1)
     """With fewer than 20 questions in the suite it is refused as a domain with few records is."""
+    agentic_success: float = Field(gt=0, le=1)
+    """Also of the tasks of each environment by themselves."""
     safe_answer_share: float = Field(gt=0, le=1)
     """Also of harmful and of harmless requests by themselves."""
 
@@ -65,6 +68,7 @@ class GateRecipe(Frozen):
         "arithmetic_accuracy",
         "pass_at_1",
         "choice_accuracy",
+        "agentic_success",
         "safe_answer_share",
         "pair_accuracy",
     ]
@@ -105,6 +109,14 @@ class PairEvaluationRecipe(Frozen):
     """That of a DPO objective; 1 for a reward model, whose margin is the difference of its scores."""
 
 
+class TaskRecipe(Frozen):
+    """How held-out tasks are played, samples_per_problem times each."""
+
+    max_new_tokens: int = Field(gt=0)
+    """All that follows the prompt, the tools' tokens included."""
+    episodes: EpisodeRecipe
+
+
 class EvaluationRecipe(Frozen):
     max_document_tokens: int = Field(gt=0)
     """Tokens of held-out documents that are scored and whose experts are counted: of every domain documents of 20
@@ -129,6 +141,8 @@ class EvaluationRecipe(Frozen):
     num_safety_prompts: int = Field(ge=0)
     """Harmful requests and as many harmless ones that are asked as conversations, samples_per_problem times each: those
     of smallest hash from evaluation files of kind safety, or generated ones where there are none. 0: none."""
+    tasks: TaskRecipe | None
+    """Limits of the held-out tasks of data.recipe.synthesize; null: none is played."""
     dtype: Literal["float32", "bfloat16"]
     """Of the weights and of what is computed with them; router biases and logits are float32."""
     num_threads: int = Field(gt=0)

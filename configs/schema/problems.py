@@ -53,6 +53,9 @@ class SynthesisRecipe(Frozen):
     tasks: dict[EnvironmentName, int]
     """Tasks of each environment that are prompts of reinforcement learning, domain agentic. Those of python need a
     sandbox."""
+    num_evaluation_tasks: int = Field(ge=0)
+    """Held-out tasks of each of these environments that evaluation plays (evaluation.recipe.tasks); none is trained on.
+    0: none."""
     num_task_chats: int = Field(ge=0)
     """Further tasks of each of these environments that are solved in conversations, for SFT: a model that was never
     shown a call makes none."""

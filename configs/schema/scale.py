@@ -188,6 +188,23 @@ class Scale(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _tasks_are_played_where_they_are_judged(self) -> Self:
+        made, is_played = self.data.recipe.synthesize, self.evaluation.recipe.tasks is not None
+        has_tasks = bool(made.num_evaluation_tasks and made.tasks)
+        if has_tasks != is_played:
+            raise ValueError(
+                f"synthesize.num_evaluation_tasks is {made.num_evaluation_tasks} for {len(made.tasks)} environments, "
+                f"evaluation.recipe.tasks is {'set' if is_played else 'null'}: held-out tasks need both, or neither"
+            )
+        for phase in self.phases:
+            if phase.recipe.gate.own_figure == "agentic_success" and not is_played:
+                raise ValueError(
+                    f"phase {phase.name}: its own_figure is agentic_success, and evaluation.recipe.tasks is null: set "
+                    f"it with synthesize.num_evaluation_tasks, or name another figure"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _steps_hold_a_row(self) -> Self:
         for phase in self.phases:
             course, length = self.course_of(phase), phase.recipe.sequence_length

@@ -21,6 +21,7 @@ from tasks.evaluation.items import (
     CHOICE,
     DOCUMENT,
     SAFETY,
+    TASK,
     WORKED,
     Item,
     by_domain,
@@ -35,13 +36,14 @@ SHARES = {
     "arithmetic_accuracy": ARITHMETIC,
     "pass_at_1": CHAT_PROBLEM,
     "choice_accuracy": CHOICE,
+    "agentic_success": TASK,
     "safe_answer_share": SAFETY,
 }
 """Figure -> kind of its items."""
 FIGURES = (BITS_PER_BYTE, *SHARES)
 """What candidates are compared on; bits per byte also domain by domain, multiple choice benchmark by benchmark, safe
-answers also for harmful and harmless requests. Bits per byte of worked problems is compared only for phases that are
-trained for it: a course of others may forget how generated texts are written."""
+answers also for harmful and harmless requests, tasks environment by environment. Bits per byte of worked problems is
+compared only for phases that are trained for it: a course of others may forget how generated texts are written."""
 ACCURACY = "accuracy"
 BENCHMARK = "benchmark"
 """Kind of the items of a suite's benchmarks."""
@@ -53,8 +55,9 @@ NOUNS = {
     CHOICE: "questions",
     WORKED: "problems",
     SAFETY: "requests",
+    TASK: "tasks",
 }
-GROUPS = {CHOICE: "benchmark {}", SAFETY: "{} requests"}
+GROUPS = {CHOICE: "benchmark {}", SAFETY: "{} requests", TASK: "tasks of {}"}
 """What the parts of a kind are called."""
 FIXES = {
     BENCHMARK: "raise evaluation.suite.limit, or take a benchmark with more items",
@@ -64,6 +67,7 @@ FIXES = {
     CHAT_PROBLEM: "raise evaluation.recipe.num_chat_problems and data.recipe.synthesize.num_evaluation_problems",
     CHOICE: "raise evaluation.recipe.num_choice_items, or bring more questions",
     SAFETY: "raise evaluation.recipe.num_safety_prompts, or bring more requests",
+    TASK: "raise data.recipe.synthesize.num_evaluation_tasks",
 }
 POWER = 2
 """Factor on the number of items whose interval is as wide as the margin: a candidate that is equal to the other then
@@ -117,7 +121,8 @@ def measured_figures(items: Sequence[Item]) -> tuple[str, ...]:
 
 def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[Compared]:
     """The figure first, then its parts: every domain of bits per byte, every benchmark of multiple choice where there
-    are several, harmful and harmless requests. Nothing for a kind without items. Documents must be finite."""
+    are several, harmful and harmless requests, tasks of every environment. Nothing for a kind without items. Documents
+    must be finite."""
     if figure == WORKED_BITS_PER_BYTE:
         ours, theirs = ([item for item in side if item.kind == WORKED] for side in (items, others))
         return [Compared(figure, WORKED, bits_difference(ours, theirs), True)]
@@ -139,7 +144,8 @@ def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[
 
 
 def _compare_groups(figure: str, ours: Sequence[Item], theirs: Sequence[Item]) -> list[Compared]:
-    """Benchmarks, or harmful and harmless requests. Raises ValueError where one side lacks a group of the other."""
+    """Benchmarks, harmful and harmless requests, or environments. Raises ValueError where one side lacks a group of the
+    other."""
     sides: list[dict[str, list[Item]]] = [{}, {}]
     for side, items in zip(sides, (ours, theirs), strict=True):
         for item in items:

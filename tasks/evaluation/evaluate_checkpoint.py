@@ -1,4 +1,4 @@
-"""Step: asks a checkpoint every question of a suite: bits per byte, verified problems, multiple choice, requests.
+"""Step: asks a checkpoint every question of a suite: bits per byte, verified problems, choices, requests, tasks.
 
 Problems are asked as text and as conversations. In: a trained checkpoint (hf/ with tokenizer.json) and a suite. Out:
 items.parquet, one row per item, sorted by item id, and experts.parquet, routed tokens of the documents per layer and
@@ -25,6 +25,7 @@ from tasks.evaluation.items import (
     CHOICE,
     DOCUMENT,
     SAFETY,
+    TASK,
     WORKED,
     Item,
     accuracy,
@@ -40,6 +41,7 @@ from tasks.evaluation.items import (
     text_once,
     write_items,
 )
+from tasks.evaluation.played_tasks import play_tasks
 from tasks.evaluation.suite import Question, read_suite
 
 if TYPE_CHECKING:
@@ -75,6 +77,8 @@ class Evaluation(Record):
     """By summed log-probability; None where the suite holds no question."""
     choice_accuracy_normalised: float | None
     """By log-probability per character."""
+    agentic_success: float | None = None
+    """Share of the episodes in environments that were right; None where the suite holds no task."""
     safe_answer_share: float | None = None
     """Share of the answers to requests that refuse a harmful one or answer a harmless one; None where the suite holds
     no request, as below."""
@@ -127,6 +131,8 @@ def evaluate_checkpoint(
         )
         for kind in (CHAT_PROBLEM, SAFETY):
             items += answer_chats(engine, tokenizer, _of_kind(questions, kind), recipe, version, output)
+        if recipe.tasks is not None:
+            items += play_tasks(engine, tokenizer, _of_kind(questions, TASK), recipe, version, output)
         if choice_questions := _of_kind(questions, CHOICE):
             scores = score_choices(engine, tokenizer, choice_questions, recipe.sequence_length, version, output)
             items += scores.items
@@ -149,6 +155,7 @@ def _evaluation(
     checkpoint_digest: str,
 ) -> Evaluation:
     passed, answered = passed_at_k(items, pass_k), _answered_requests(items)
+    has_tasks = any(item.kind == TASK for item in items)
     intervals = {
         "bits_per_byte": bits_per_byte_interval(text_once(items)),
         "worked_bits_per_byte": bits_per_byte_interval(items, WORKED),
@@ -156,6 +163,7 @@ def _evaluation(
         "pass_at_1": accuracy_interval(items, CHAT_PROBLEM),
         "pass_at_k": share_interval(passed, [1] * len(passed)),
         **({} if normalised is None else {"choice_accuracy": accuracy_interval(items, CHOICE)}),
+        **({"agentic_success": accuracy_interval(items, TASK)} if has_tasks else {}),
         **{figure: accuracy_interval(asked, SAFETY) for figure, asked in answered.items()},
     }
     return Evaluation(
@@ -176,6 +184,7 @@ def _evaluation(
         distinct_answer_share=round(distinct_answer_share(items), 6),
         choice_accuracy=None if normalised is None else round(accuracy(items, CHOICE), 6),
         choice_accuracy_normalised=normalised,
+        agentic_success=round(accuracy(items, TASK), 6) if has_tasks else None,
         **{figure: round(accuracy(asked, SAFETY), 6) for figure, asked in answered.items()},
         intervals={
             name: (round(lower, 6), round(upper, 6))

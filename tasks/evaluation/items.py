@@ -3,7 +3,8 @@
 `items.parquet` is sorted by item id. A document item is one held-out document. An arithmetic item is one problem
 continued as plain text. A chat problem is one problem asked as a conversation, with several sampled answers. A choice
 item is one multiple-choice question. A worked problem is the text of one with the way to its result, scored as a
-document is. A safety item is one request, harmful or harmless, with several sampled answers.
+document is. A safety item is one request, harmful or harmless, with several sampled answers. A task is one that was
+played in its environment several times.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ CHAT_PROBLEM = "chat_problem"
 CHOICE = "choice"
 WORKED = "worked_problem"
 SAFETY = "safety"
+TASK = "task"
 WHAT_IS_MISSING = {
     DOCUMENT: "no held-out document: bits_per_byte is missing, evaluate with held-out documents",
     ARITHMETIC: "no arithmetic problem: arithmetic_accuracy is missing, evaluate with generated problems",
@@ -36,6 +38,7 @@ WHAT_IS_MISSING = {
     CHOICE: "no multiple-choice question: choice_accuracy is missing, evaluate with questions",
     WORKED: "no worked problem: worked_bits_per_byte is missing, evaluate with generated problems",
     SAFETY: "no request: safe_answer_share is missing, raise evaluation.recipe.num_safety_prompts",
+    TASK: "no task: agentic_success is missing, raise data.recipe.synthesize.num_evaluation_tasks",
 }
 
 
@@ -45,7 +48,7 @@ class Item:
 
     item_id: str
     kind: str
-    """DOCUMENT, ARITHMETIC, CHAT_PROBLEM, CHOICE, WORKED or SAFETY."""
+    """DOCUMENT, ARITHMETIC, CHAT_PROBLEM, CHOICE, WORKED, SAFETY or TASK."""
     domain: str
     unit: str
     """Items of one unit count as one independent item: pieces of one record, and the questions that continue them."""
@@ -55,8 +58,8 @@ class Item:
     """The right answer, what a request asks for (tasks/data/problems/refusals.py), or the number of the right choice;
     empty for a document."""
     output: str
-    """The generated answer; a JSON list of the sampled answers to a chat problem or request, of the choices'
-    log-probabilities to a question."""
+    """The generated answer; a JSON list of the sampled answers to a chat problem or request, of the last turns of a
+    task's episodes, of the choices' log-probabilities to a question."""
     score: float
     """Bits per byte of a document or worked problem (lower is better); the share of right answers elsewhere."""
     log_probability: float
@@ -67,7 +70,8 @@ class Item:
     """Answers given; 0 for a document."""
     num_right: int
     num_formed: int = 0
-    """Sampled answers that ended by themselves and say something outside their reasoning; 0 where none is sampled."""
+    """Sampled answers that ended by themselves and say something outside their reasoning; of a task the episodes that
+    ended with an answer; 0 where none is sampled."""
 
     @property
     def bits(self) -> float:
@@ -76,8 +80,8 @@ class Item:
 
 def group_of(item: Item) -> str:
     """The benchmark of a multiple-choice question, which is the name of its file or `continuation`; of a request
-    `harmful` or `harmless`."""
-    assert item.kind in (CHOICE, SAFETY), item
+    `harmful` or `harmless`; of a task its environment."""
+    assert item.kind in (CHOICE, SAFETY, TASK), item
     return item.item_id.split("/")[1]
 
 

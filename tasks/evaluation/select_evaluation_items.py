@@ -1,4 +1,4 @@
-"""Step: chooses what a candidate is asked: held-out documents, problems, multiple-choice questions, requests.
+"""Step: chooses what a candidate is asked: held-out documents, problems, questions with choices, requests, tasks.
 
 Where a run prepares no documents, held-out conversations take their place.
 
@@ -21,7 +21,7 @@ from tasks.evaluation.engine import load_tokenizer
 from tasks.evaluation.held_out_chats import choose_chats, held_out_chats
 from tasks.evaluation.held_out_documents import held_out_documents
 from tasks.evaluation.intervals import MIN_ITEMS
-from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, DOCUMENT, WORKED, suite_digest
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, DOCUMENT, TASK, WORKED, suite_digest
 from tasks.evaluation.safety_questions import choose_requests
 from tasks.evaluation.suite import Question, write_suite
 
@@ -50,6 +50,8 @@ class EvaluationSuite(Record):
     num_choice_items: int
     """0 where neither the evaluation files nor the held-out documents gave a question."""
     num_safety_requests: int
+    num_tasks: int
+    """Held-out tasks of environments."""
     num_document_tokens: int
     """Counted with the tokenizer of the token budget."""
     num_document_bytes: int
@@ -86,7 +88,8 @@ def select_evaluation_items(
     choices = choices or questions_from_documents(held_out, recipe.num_choice_items)
     worked = list(_worked_problems(problems))
     requests = choose_requests(sources.files, problems.path("safety.parquet"), recipe.num_safety_prompts)
-    every = [*chosen, *worked, *asked, *talked, *choices, *requests]
+    tasks = list(_held_out_tasks(problems.path("held_out_tasks.parquet")))
+    every = [*chosen, *worked, *asked, *talked, *choices, *requests, *tasks]
     questions = sorted(every, key=lambda question: question.item_id)
     write_suite(output.path("suite.parquet"), questions)
     return EvaluationSuite(
@@ -97,6 +100,7 @@ def select_evaluation_items(
         num_chat_problems=len(talked),
         num_choice_items=len(choices),
         num_safety_requests=len(requests),
+        num_tasks=len(tasks),
         num_document_tokens=num_tokens,
         num_document_bytes=sum(len(question.text.encode()) for question in chosen),
     )
@@ -168,3 +172,12 @@ def _chat_problems(rows: list[dict[str, str]], num_problems: int) -> Iterator[Qu
     for row in sorted(rows, key=lambda row: order_hash(row["id"]))[:num_problems]:
         item_id = f"{CHAT_PROBLEM}/{row['id']}"
         yield Question(item_id, CHAT_PROBLEM, PROBLEM_DOMAIN, item_id, row["question"], row["answer"].strip())
+
+
+def _held_out_tasks(path: Path) -> Iterator[Question]:
+    """Every held-out task; its item id names the environment."""
+    import pyarrow.parquet as pq
+
+    for row in pq.read_table(path, columns=["id", "domain", "kind", "prompt", "answer"]).to_pylist():
+        item_id = f"{TASK}/{row['kind']}/{row['id']}"
+        yield Question(item_id, TASK, row["domain"], item_id, row["prompt"], row["answer"])

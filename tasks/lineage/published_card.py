@@ -16,6 +16,7 @@ FIGURES = {
     "arithmetic_accuracy": ("text-generation", "share of problems continued rightly"),
     "pass_at_1": ("text-generation", "share of sampled answers that are right"),
     "choice_accuracy": ("multiple-choice", "share of questions answered rightly"),
+    "agentic_success": ("text-generation", "share of held-out tasks solved with tools"),
     "safe_answer_share": ("text-generation", "share of answers that refuse a harmful request or answer a harmless one"),
 }
 """Task and name of each figure on which a promotion decides."""

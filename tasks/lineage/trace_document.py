@@ -11,7 +11,7 @@ from infra.registry.model_registry import DIGEST_TAG
 from infra.registry.registered_versions import NamedVersion
 from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
-from tasks.data.problems.environment_tasks import TASK_SOURCE
+from tasks.data.problems.environment_tasks import HELD_OUT_TASK_SOURCE, TASK_SOURCE
 from tasks.data.problems.synthesize_problems import CHAT_SOURCE, EVALUATION_SOURCE, HELD_OUT_SOURCE, PROMPT_SOURCE
 from tasks.data.records.documents import document_id
 from tasks.lineage.trained_phases import (
@@ -39,6 +39,7 @@ FIRST_SEEN = {
         "tasks.parquet": "task of an environment",
         "problems.parquet": "evaluated problem",
         "held_out.parquet": "held-out problem",
+        "held_out_tasks.parquet": "held-out task",
         "safety.parquet": "held-out request",
     },
     "collect_chats": {"chats/*": "conversation"},
@@ -193,6 +194,7 @@ def _problem_position(manifest: Manifest, identity: str) -> tuple[str, int]:
         EVALUATION_SOURCE: "num_evaluation_problems",
         CHAT_SOURCE: "num_chats",
         HELD_OUT_SOURCE: "num_held_out_problems",
+        HELD_OUT_TASK_SOURCE: "num_held_out_tasks",
     }
     for source, name in counts.items():
         for number in range(manifest.record[name]):

@@ -116,6 +116,8 @@ def figure_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
             "harmful_refused_share": "harmful requests refused",
             "harmless_answered_share": "harmless requests answered",
         }
+    if any(record.agentic_success is not None for record in records):
+        names["agentic_success"] = "held-out tasks solved in their environments"
     rows = [(title, *(figure(record, name) for record in records)) for name, title in names.items()]
     domains = sorted({domain for record in records for domain in record.bits_per_byte_by_domain})
     rows[1:1] = [

@@ -58,6 +58,7 @@ SMALL_FILES = {
     "tokenizer.json",
     "problems.parquet",
     "held_out.parquet",
+    "held_out_tasks.parquet",
     "prompts.parquet",
 }
 """Files whose size a configuration bounds: the driver may read them whole."""

@@ -191,9 +191,11 @@ def test_every_figure_is_defended_against_everyone(decide, figure, against):
         and bound.interval[0] <= bound.value <= bound.interval[1]
         and abs(bound.limit) == margin
     )
-    parts = {"bits_per_byte": ["domain web"], "safe_answer_share": ["harmful requests", "harmless requests"]}.get(
-        figure, []
-    )
+    parts = {
+        "bits_per_byte": ["domain web"],
+        "safe_answer_share": ["harmful requests", "harmless requests"],
+        "agentic_success": ["tasks of calculator", "tasks of retail"],
+    }.get(figure, [])
     assert refused_by(refused) == {(figure, against), *((f"{figure} of {part}", against) for part in parts)}
     assert f"{figure} differs from the {against}'s by" in refused.record.refusals[0]
 
@@ -323,13 +325,22 @@ def test_a_domain_can_be_what_a_phase_is_trained_for(decide):
         assert bound_of(decision, "bits_per_byte of domain code", "start").is_own != accepted
 
 
-def test_reinforcement_learning_of_every_scale_holds_pass_at_1_and_alignment_what_requests_get():
+def test_reinforcement_learning_of_every_scale_is_held_to_what_it_is_for():
     scales = [load_scale(name) for name in ("micro", "tiny", "nightly", "scaled_down", "full")]
     phases = [phase for scale in scales for phase in scale.phases if phase.recipe.samples_answers]
     assert len(phases) >= 5 and "rl_alignment" in [phase.name for phase in phases]
     for phase in phases:
-        own = "safe_answer_share" if phase.name == "rl_alignment" else "pass_at_1"
+        own = {"rl_alignment": "safe_answer_share", "rl_agentic": "agentic_success"}.get(phase.name, "pass_at_1")
         assert phase.recipe.gate.own_figure == own and phase.recipe.gate.start.pass_at_1 < 1
+
+
+def test_a_phase_of_episodes_that_loses_held_out_tasks_is_refused_within_the_margin(decide):
+    recipe = GATE.model_copy(update={"own_figure": "agentic_success", "must_gain": True})
+    before = items_of(solved=0.5)
+    gained, equal, lost = (decide(items_of(solved=share), start=before, recipe=recipe) for share in (0.75, 0.5, 0.4))
+    assert gained.record.accepted and bound_of(gained, "agentic_success", "start").is_own
+    assert "no better beyond the interval" in equal.record.refusals[0]
+    assert "worse beyond the interval is refused at any margin" in lost.record.refusals[0]
 
 
 def test_neither_a_model_that_refuses_everything_nor_one_that_refuses_nothing_passes(decide):

@@ -88,6 +88,7 @@ SYNTHESIS = SynthesisRecipe(
     num_held_out_problems=0,
     prompt_families=(),
     tasks={},
+    num_evaluation_tasks=0,
     num_task_chats=0,
     num_safety_chats=0,
     num_safety_prompts=0,

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.load import load_scale
-from configs.schema import EvaluationRecipe
+from configs.schema import EpisodeRecipe, EvaluationRecipe, TaskRecipe
 from infra.step import Artifact, Output, Record, Step, step
 from infra.storage.store import Store
 from model.text.chat_template import CHAT_TEMPLATE, encode, render_to_train
@@ -33,6 +33,7 @@ DOCUMENTS = {
 }
 NUM_COPIES = 8
 NUM_PROBLEMS = 24
+NUM_TASKS = 3
 VOCAB_SIZE = 384
 RECIPE = EvaluationRecipe(
     max_document_tokens=100_000,
@@ -47,6 +48,10 @@ RECIPE = EvaluationRecipe(
     max_answer_tokens=6,
     num_choice_items=5,
     num_safety_prompts=12,
+    tasks=TaskRecipe(
+        max_new_tokens=12,
+        episodes=EpisodeRecipe(max_turns=2, max_turn_tokens=8, max_observation_chars=20, tool_seconds=60.0),
+    ),
     dtype="float32",
     num_threads=1,
 )
@@ -194,6 +199,17 @@ def synthesize_problems(*, output: Output) -> ToyTable:
         for n in range(24)
     ]
     pq.write_table(pa.Table.from_pylist(requests), output.path("safety.parquet"))
+    tasks = [
+        {
+            "id": f"t{a}",
+            "domain": "agentic",
+            "kind": "calculator",
+            "prompt": f"{a}+1?",
+            "answer": f'{{"answer": "{a + 1}"}}',
+        }
+        for a in range(1, NUM_TASKS + 1)
+    ]
+    pq.write_table(pa.Table.from_pylist(tasks), output.path("held_out_tasks.parquet"))
     return ToyTable(num_rows=len(rows))
 
 

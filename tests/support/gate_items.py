@@ -8,7 +8,7 @@ import math
 
 from configs.schema import GateRecipe, MarginRecipe
 from tasks.evaluation.expert_use import ExpertUse
-from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, SAFETY, WORKED, Item, text_digest
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, CHOICE, DOCUMENT, SAFETY, TASK, WORKED, Item, text_digest
 
 NUM_ITEMS = 40
 MARGINS = MarginRecipe(
@@ -17,6 +17,7 @@ MARGINS = MarginRecipe(
     arithmetic_accuracy=0.2,
     pass_at_1=0.2,
     choice_accuracy=0.2,
+    agentic_success=0.2,
     safe_answer_share=0.2,
 )
 GATE = GateRecipe(
@@ -86,6 +87,11 @@ def request(number, right, label):
     return Item(name, SAFETY, "safety", name, text_digest(name), "{}", "[]", float(right), -1.0, 4, 1, int(right))
 
 
+def task(number, right, kind):
+    name = f"{TASK}/{kind}/{number:03d}"
+    return Item(name, TASK, "agentic", name, text_digest(name), "{}", "[]", float(right), -1.0, 4, 1, int(right))
+
+
 def answers_of(share, number=NUM_ITEMS):
     """Ten answers to every problem, this share of them right."""
     num_right = round(share * 10)
@@ -101,9 +107,11 @@ def items_of(
     answered: float = 1.0,
     documents=None,
     num_items=NUM_ITEMS,
+    solved=1.0,
 ):
     """Documents of one domain, or those given; a share of problems and questions right; answers to the problems asked
-    as conversations; shares of harmful requests refused and of harmless ones answered, None without requests."""
+    as conversations; shares of harmful requests refused and of harmless ones answered, None without requests; the share
+    of the tasks of two environments that were solved."""
     made = [document(number, value) for number, value in enumerate(bits)] if documents is None else list(documents)
     made += [problem(n, n < arithmetic * num_items) for n in range(num_items)]
     made += [worked_problem(n) for n in range(num_items)]
@@ -111,6 +119,8 @@ def items_of(
     if refused is not None:
         for share, label in ((refused, "harmful"), (answered, "harmless")):
             made += [request(n, n < share * num_items, label) for n in range(num_items)]
+    for kind in ("calculator", "retail"):
+        made += [task(n, n < solved * num_items, kind) for n in range(num_items)]
     return made + ([] if choice is None else [question(n, n < choice * num_items) for n in range(num_items)])
 
 
@@ -129,5 +139,6 @@ WORSE = {
     "pass_at_1": lambda loss: items_of(answers=answers_of(1.0 - loss)),
     "choice_accuracy": lambda loss: items_of(choice=1.0 - loss),
     "safe_answer_share": lambda loss: items_of(refused=1.0 - loss, answered=1.0 - loss),
+    "agentic_success": lambda loss: items_of(solved=1.0 - loss),
 }
 """Items that are worse than items_of() in only one figure."""

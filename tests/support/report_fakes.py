@@ -45,6 +45,7 @@ MARGINS = MarginRecipe(
     arithmetic_accuracy=1.0,
     pass_at_1=1.0,
     choice_accuracy=1.0,
+    agentic_success=1.0,
     safe_answer_share=1.0,
 )
 GATE = GateRecipe(

@@ -103,6 +103,7 @@ RECORDS: dict[str, Record] = {
         num_chats=250,
         num_prompts=80,
         num_tasks=0,
+        num_held_out_tasks=0,
         num_safety_requests=120,
         num_held_out_problems=0,
         training_problems_by_family={"arithmetic": 3000},

@@ -22,6 +22,7 @@ from tasks.data.decontamination.overlap import (
     build_index,
 )
 from tasks.data.privacy.personal_data import KINDS, find_in_chunks, mask_text
+from tasks.data.problems.environment_tasks import HELD_OUT_TASK_SOURCE
 from tasks.data.problems.synthesize_problems import EVALUATION_SOURCE, HELD_OUT_SOURCE, SAFETY_SOURCE
 from tasks.data.records.document_files import read_documents
 from tasks.data.records.documents import document_id
@@ -107,12 +108,13 @@ def _records(ingested: Artifact[IngestedDocuments], resources: SparkResources) -
 
 
 def _problems(synthetic: Artifact[SynthesizedProblems]) -> Iterator[Problem]:
-    """The evaluated problems, each with its answer and as a question, the held-out questions of the other families, and
-    the held-out requests."""
+    """The evaluated problems, each with its answer and as a question, the held-out questions of the other families, the
+    held-out tasks, and the held-out requests."""
     import pyarrow.parquet as pq
 
     tables = {EVALUATION_SOURCE: "problems.parquet", HELD_OUT_SOURCE: "held_out.parquet"}
-    for source, name in (tables | {SAFETY_SOURCE: "safety.parquet"}).items():
+    tables |= {HELD_OUT_TASK_SOURCE: "held_out_tasks.parquet", SAFETY_SOURCE: "safety.parquet"}
+    for source, name in tables.items():
         rows = pq.read_table(synthetic.path(name)).sort_by("id").to_pylist()
         numbers = {document_id(source, number, 0): number for number in range(len(rows))}
         for row in rows:

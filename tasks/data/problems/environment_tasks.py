@@ -1,12 +1,12 @@
 """Chooses generated tasks of the environments, each solved once in its environment, and writes how.
 
-As of problems, the tasks whose key hashes to the side of evaluation are never trained on. A task that is solved by
-doing and saying nothing is left out.
+As of problems, the tasks whose key hashes to the side of evaluation are never trained on: those are evaluated. A task
+that is solved by doing and saying nothing is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 
 from infra.step import canonical_json
@@ -17,7 +17,7 @@ from tasks.data.problems.reasoning_families import is_evaluation_key
 from tasks.data.records.documents import AGENTIC, document_id
 
 Row = dict[str, object]
-TASK_SOURCE = "synthetic/tasks"
+TASK_SOURCE, HELD_OUT_TASK_SOURCE = "synthetic/tasks", "synthetic/held-out-tasks"
 TASK_COLUMNS = "id string, domain string, kind string, prompt string, tools string, answer string"
 
 MAX_BARREN_DRAWS = 10_000
@@ -33,25 +33,37 @@ def task_rows(counts: Mapping[str, int], num_chats: int) -> tuple[list[Row], lis
         for number, task in enumerate(tasks[:num_chats]):
             place = _place(f"synthetic/{kind}-chats", number) | {"offset": number, "piece": 0, "kind": kind}
             chats.append(place | {"messages": canonical_json(conversation(kind, task)), "tools": tools})
-        for task in tasks[num_chats:]:
-            place = {"id": document_id(TASK_SOURCE, len(prompts), 0), "domain": AGENTIC, "kind": kind}
-            prompts.append(place | {"prompt": task.question, "tools": tools, "answer": task.expected})
+        prompts += [
+            _asked(TASK_SOURCE, len(prompts) + number, kind, each) for number, each in enumerate(tasks[num_chats:])
+        ]
     return prompts, chats
+
+
+def held_out_task_rows(kinds: Iterable[str], count: int) -> list[Row]:
+    """Rows of held_out_tasks.parquet: `count` tasks of each environment, on the side of evaluation."""
+    tasks = [(kind, task) for kind in sorted(kinds) for task in choose_tasks(kind, count, for_evaluation=True)]
+    return [_asked(HELD_OUT_TASK_SOURCE, number, *each) for number, each in enumerate(tasks)]
+
+
+def _asked(source: str, number: int, kind: str, task: Task) -> Row:
+    """A row of TASK_COLUMNS."""
+    place = {"id": document_id(source, number, 0), "domain": AGENTIC, "kind": kind, "prompt": task.question}
+    return place | {"tools": signatures(TOOLS[kind]), "answer": task.expected}
 
 
 def _place(source: str, number: int) -> Row:
     return {"id": document_id(source, number, 0), "source": source, "collection": source, "licence": ""}
 
 
-def choose_tasks(kind: str, count: int) -> list[Task]:
-    """`count` different tasks to train on. Raises ValueError if the environment has fewer."""
+def choose_tasks(kind: str, count: int, for_evaluation: bool = False) -> list[Task]:
+    """`count` different tasks of one side. Raises ValueError if the environment has fewer."""
     chosen: list[Task] = []
     seen: set[str] = set()
     number = barren = 0
     while len(chosen) < count:
         task = GENERATORS[kind](Random(f"{kind} {number}"))
         number, barren = number + 1, barren + 1
-        is_new = task.question not in seen and not is_evaluation_key(f"{kind} {task.key}")
+        is_new = task.question not in seen and is_evaluation_key(f"{kind} {task.key}") == for_evaluation
         if is_new and not OPENERS[kind](task.expected).judge(""):
             assert is_solved(kind, task), task
             barren = 0
@@ -60,7 +72,7 @@ def choose_tasks(kind: str, count: int) -> list[Task]:
         if barren == MAX_BARREN_DRAWS:
             raise ValueError(
                 f"synthesize: {count} tasks of environment {kind} are asked for, it gives only {len(chosen)}: lower "
-                f"synthesize.tasks.{kind} or synthesize.num_task_chats"
+                f"synthesize.num_evaluation_tasks, synthesize.tasks.{kind} or synthesize.num_task_chats"
             )
     return chosen
 

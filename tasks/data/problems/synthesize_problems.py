@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress, Record, canonical_json, step
 from tasks.data.problems.arithmetic import OPERATIONS, answers, choose_problems, terms, verify_worked, worked
-from tasks.data.problems.environment_tasks import TASK_COLUMNS, task_rows
+from tasks.data.problems.environment_tasks import TASK_COLUMNS, held_out_task_rows, task_rows
 from tasks.data.problems.reasoned_problem import ReasonedProblem
 from tasks.data.problems.reasoning_families import FAMILIES, choose_reasoned
 from tasks.data.problems.refusals import expected_behaviour
@@ -53,6 +53,7 @@ COLUMNS = {
     "documents/part-00000.parquet": PREPARED_COLUMNS,
     "chats.parquet": CHAT_COLUMNS.rpartition(", num_bytes")[0],
     "tasks.parquet": TASK_COLUMNS,
+    "held_out_tasks.parquet": TASK_COLUMNS,
     "held_out.parquet": HELD_OUT_COLUMNS,
 }
 """Columns of tables that may be empty, or have empty columns."""
@@ -70,6 +71,8 @@ class SynthesizedProblems(Record):
     num_tasks: int
     """Prompts of environments."""
     num_held_out_problems: int
+    num_held_out_tasks: int
+    """Tasks of environments that are evaluated."""
     num_safety_requests: int
     """Held-out requests, harmful and harmless."""
     training_problems_by_family: dict[str, int]
@@ -116,7 +119,10 @@ class FamilyProblems:
 @step(
     content=(
         "documents/*.parquet",
-        *(f"{name}.parquet" for name in ("chats", "prompts", "tasks", "problems", "held_out", "safety")),
+        *(
+            f"{name}.parquet"
+            for name in ("chats", "prompts", "tasks", "held_out_tasks", "problems", "held_out", "safety")
+        ),
     ),
     distributions=("pyarrow", "numpy"),
 )
@@ -142,6 +148,7 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         asked = family.training[: -(-len(family.training) * recipe.num_chats // recipe.num_training_problems)]
         chats += [_reasoned_chat(family.name, number, problem, recipe) for number, problem in enumerate(asked)]
     tasks, task_chats = task_rows(recipe.tasks, recipe.num_task_chats)
+    held_out_tasks = held_out_task_rows(recipe.tasks, recipe.num_evaluation_tasks)
     prompts = [(SYNTHETIC, problem.question, problem.result, f"arithmetic {problem.operation}") for problem in unseen]
     prompts += [(SYNTHETIC, each.question, each.answer, family.name) for family in families for each in family.prompts]
     requests = training_requests(recipe.num_safety_chats + recipe.num_safety_prompts)
@@ -155,6 +162,7 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         "chats.parquet": chats,
         "prompts.parquet": [_asked(PROMPT_SOURCE, number, *prompt) for number, prompt in enumerate(prompts)],
         "tasks.parquet": tasks,
+        "held_out_tasks.parquet": held_out_tasks,
         "problems.parquet": [_evaluation_problem(number, problem) for number, problem in enumerate(evaluation)],
         "held_out.parquet": [
             _asked(HELD_OUT_SOURCE, number, SYNTHETIC, problem.question, problem.answer, family)
@@ -174,6 +182,7 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         num_prompts=len(prompts),
         num_tasks=len(tasks),
         num_held_out_problems=len(held_out),
+        num_held_out_tasks=len(held_out_tasks),
         num_safety_requests=len(safety),
         training_problems_by_family={"arithmetic": len(training)}
         | {family.name: len(family.training) for family in families},

@@ -23,6 +23,8 @@ def test_tasks_are_solved_by_their_calls_and_by_no_others(kind):
     count = 8 if kind == "python" else 40  # each runs programs
     tasks = choose_tasks(kind, count)
     assert len({task.question for task in tasks}) == count and tasks[:2] == choose_tasks(kind, 2)
+    (held_out,) = choose_tasks(kind, 1, for_evaluation=True)
+    assert is_solved(kind, held_out) and is_evaluation_key(f"{kind} {held_out.key}") and held_out not in tasks
     for task in tasks:
         assert is_solved(kind, task) and not is_evaluation_key(f"{kind} {task.key}")
         untouched = OPENERS[kind](task.expected)

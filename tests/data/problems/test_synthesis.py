@@ -44,6 +44,7 @@ RECIPE = SynthesisRecipe(
     num_held_out_problems=0,
     prompt_families=(),
     tasks={},
+    num_evaluation_tasks=0,
     num_task_chats=0,
     num_safety_chats=0,
     num_safety_prompts=0,
@@ -410,7 +411,8 @@ def test_our_own_programs_run_in_a_process_of_their_own():
 
 
 def test_tasks_of_environments_are_prompts_and_others_are_solved_in_conversations(tmp_path):
-    recipe = RECIPE.model_copy(update={"tasks": {"calculator": 12, "retail": 15}, "num_task_chats": 8})
+    changes = {"tasks": {"calculator": 12, "retail": 15}, "num_task_chats": 8, "num_evaluation_tasks": 6}
+    recipe = RECIPE.model_copy(update=changes)
     made = compute(synthesize_problems, tmp_path, recipe=recipe)
     tasks = rows(made, "tasks.parquet")
     assert Counter(row["kind"] for row in tasks) == {"calculator": 12, "retail": 15} and made.record.num_tasks == 27
@@ -418,8 +420,12 @@ def test_tasks_of_environments_are_prompts_and_others_are_solved_in_conversation
     assert len(solved) == 16 and made.record.num_chats == RECIPE.num_chats + 16
     asked = {json.loads(row["messages"])[0]["content"] for row in solved}
     assert len(asked) == 16 and not asked & {row["prompt"] for row in tasks}
-    for row in (*tasks, *solved):
+    held_out = rows(made, "held_out_tasks.parquet")
+    assert Counter(row["kind"] for row in held_out) == {"calculator": 6, "retail": 6}
+    assert not {row["prompt"] for row in held_out} & (asked | {row["prompt"] for row in tasks})
+    assert not {row["answer"] for row in held_out} & {row["answer"] for row in tasks if row["kind"] == "retail"}
+    for row in (*tasks, *held_out, *solved):
         names = [tool["function"]["name"] for tool in json.loads(row["tools"])]
         assert names == [tool.name for tool in TOOLS[row["kind"]]]
-    for row in tasks:
+    for row in (*tasks, *held_out):
         assert row["domain"] == "agentic" and OPENERS[row["kind"]](row["answer"]).judge("") is False
