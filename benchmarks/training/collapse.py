@@ -29,7 +29,7 @@ from model.generation.generation import InProcessEngine, Sampling
 from model.optimizer.optimizer import build_optimizer, set_learning_rate
 from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, target_log_probabilities
 from tasks.training.policy.policy import policy_updates
-from tasks.training.policy.prompt_order import Prompt
+from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rank_shares import ALONE
 from tasks.training.policy.rewards import Reward
 from tasks.training.policy.rollouts import Rollout, sampling_seed

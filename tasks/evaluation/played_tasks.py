@@ -15,7 +15,7 @@ from tasks.data.prompts.verifiers import verify_answers
 from tasks.evaluation.engine import end_token_ids
 from tasks.evaluation.items import TASK, Item
 from tasks.evaluation.suite import Question
-from tasks.training.policy.prompt_order import Prompt
+from tasks.training.policy.prompts import Prompt
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from configs.schema import EvaluationResources, SolutionRecipe
     from model.generation.generation import InProcessEngine
     from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
-    from tasks.training.policy.prompt_order import Prompt
+    from tasks.training.policy.prompts import Prompt
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 SOURCE = "solutions"
@@ -88,7 +88,7 @@ def sample_solutions(
     """Every prompt is asked; too few right answers are refused later, so that another budget samples nothing again. An
     answer's draws depend on seed, block and its position in the block, not on batches. Raises VerifierError for a
     verifier that failed, NonFiniteLogitsError for broken weights."""
-    from tasks.training.policy.prompt_order import read_prompts
+    from tasks.training.policy.prompts import read_prompts
 
     checkpoint_dir, objective = checkpoint.directory("hf"), recipe.objective
     tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.evaluation.engine import load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.items import DOCUMENT
-from tasks.evaluation.routing import routing_agreement
 from tasks.evaluation.suite import read_suite
 from tasks.release.leading_texts import LeadingText, leading_texts
 from tasks.release.quantize_checkpoint import NUM_THREADS
+from tasks.release.routing import routing_agreement
 
 if TYPE_CHECKING:
     import torch

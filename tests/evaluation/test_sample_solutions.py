@@ -25,7 +25,7 @@ from tasks.evaluation.sample_solutions import (
     conversation,
     sample_solutions,
 )
-from tasks.training.policy.prompt_order import Prompt
+from tasks.training.policy.prompts import Prompt
 from tests.configs.test_phase_graph import add_phase
 from tests.conftest import ROOT
 from tests.support.data_inputs import RECIPE as DATA_RECIPE

@@ -143,6 +143,7 @@ REIGNING = {
     "anchor_choice_accuracy": "1",
     "anchor_safe_answer_share": "1",
     "anchor_benchmark_needle": "1",
+    "anchor_agentic_success": "1",
     "anchor_pass_at_1": "2",
 }
 """Versions by alias after those two."""

@@ -15,7 +15,8 @@ from configs.schema import MixtureWaypoint, PolicyObjective, RewardRecipe
 from infra.step import Output, step
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.prompts.verifiers import WrittenAnswer
-from tasks.training.policy.prompt_order import Prompt, PromptOrder, domains_of_groups, refuse_missing_prompts
+from tasks.training.policy.prompt_order import PromptOrder, domains_of_groups, refuse_missing_prompts
+from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rewards import is_in_form, overlong_punishment, reward_answers, reward_metrics
 from tests.support.training_inputs import SEQUENCE_LENGTH, ToyPrompts, TrainingInputs, compute, metrics_of
 from tests.training.test_objectives import GRPO, rl_recipe, sft_recipe

@@ -119,7 +119,7 @@ def _agreement(first: Target, second: Target, prompts: list[str], device: str) -
     """Of two checkpoints with the same experts and tokenizer, or why there is none."""
     from model.formats.hf_checkpoint import read_config
     from tasks.evaluation.engine import document_token_ids, load_tokenizer
-    from tasks.evaluation.routing import chosen_experts, routing_agreement
+    from tasks.release.routing import chosen_experts, routing_agreement
 
     directories = [target.checkpoint_dir for target in (first, second)]
     if directories[0] is None or directories[1] is None:

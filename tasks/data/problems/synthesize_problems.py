@@ -148,7 +148,6 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         asked = family.training[: -(-len(family.training) * recipe.num_chats // recipe.num_training_problems)]
         chats += [_reasoned_chat(family.name, number, problem, recipe) for number, problem in enumerate(asked)]
     tasks, task_chats = task_rows(recipe.tasks, recipe.num_task_chats)
-    held_out_tasks = held_out_task_rows(recipe.tasks, recipe.num_evaluation_tasks)
     prompts = [(SYNTHETIC, problem.question, problem.result, f"arithmetic {problem.operation}") for problem in unseen]
     prompts += [(SYNTHETIC, each.question, each.answer, family.name) for family in families for each in family.prompts]
     requests = training_requests(recipe.num_safety_chats + recipe.num_safety_prompts)
@@ -156,20 +155,19 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
     chats += [*task_chats, *(_safety_chat(number, each, recipe) for number, each in shown)]
     prompts += [_safety_prompt(request) for request in requests[recipe.num_safety_chats :]]
     held_out = [(problem, family.name) for family in families for problem in family.held_out]
-    safety = [_safety_prompt(request) for request in held_out_requests()]
     tables = {
         "documents/part-00000.parquet": [_document(*document) for document in documents],
         "chats.parquet": chats,
         "prompts.parquet": [_asked(PROMPT_SOURCE, number, *prompt) for number, prompt in enumerate(prompts)],
         "tasks.parquet": tasks,
-        "held_out_tasks.parquet": held_out_tasks,
+        "held_out_tasks.parquet": held_out_task_rows(recipe.tasks, recipe.num_evaluation_tasks),
         "problems.parquet": [_evaluation_problem(number, problem) for number, problem in enumerate(evaluation)],
         "held_out.parquet": [
             _asked(HELD_OUT_SOURCE, number, SYNTHETIC, problem.question, problem.answer, family)
             | {"text": problem.text}
             for number, (problem, family) in enumerate(held_out)
         ],
-        "safety.parquet": [_asked(SAFETY_SOURCE, number, *request) for number, request in enumerate(safety)],
+        "safety.parquet": _held_out_safety(),
     }
     for name, rows in tables.items():
         _write_table(output.path(name), rows, COLUMNS.get(name))
@@ -182,12 +180,18 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
         num_prompts=len(prompts),
         num_tasks=len(tasks),
         num_held_out_problems=len(held_out),
-        num_held_out_tasks=len(held_out_tasks),
-        num_safety_requests=len(safety),
+        num_held_out_tasks=len(tables["held_out_tasks.parquet"]),
+        num_safety_requests=len(tables["safety.parquet"]),
         training_problems_by_family={"arithmetic": len(training)}
         | {family.name: len(family.training) for family in families},
         rejected={family.name: family.num_rejected for family in families if family.num_rejected},
     )
+
+
+def _held_out_safety() -> list[dict[str, object]]:
+    """Rows of safety.parquet."""
+    requests = enumerate(held_out_requests())
+    return [_asked(SAFETY_SOURCE, number, *_safety_prompt(request)) for number, request in requests]
 
 
 def _write_table(path: Path, rows: list[dict[str, object]], columns: str | None) -> None:

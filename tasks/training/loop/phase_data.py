@@ -26,7 +26,8 @@ from tasks.training.policy.critic import Estimates, estimate_advantages, token_v
 from tasks.training.policy.episodes import episode_metrics
 from tasks.training.policy.frozen_models import open_frozen, score_answers
 from tasks.training.policy.policy import policy_updates
-from tasks.training.policy.prompt_order import Prompt, PromptOrder
+from tasks.training.policy.prompt_order import PromptOrder
+from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rank_shares import compute_rows, gather, share_of
 from tasks.training.policy.rollouts import (
     Rollout,

@@ -6,20 +6,16 @@ phase asks as an uninterrupted one does.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from configs.schema import MixtureWaypoint, PolicyObjective, TrainingRecipe
-from model.text.chat_template import encode, problem_prompt
-from tasks.data.environments.environments import OPENERS
 from tasks.data.packing.mixture_shares import MixtureSchedule
 from tasks.data.packing.row_order import shuffled_rows
-from tasks.data.prompts.verifiers import AskedPrompt
+from tasks.training.policy.prompts import Prompt, read_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,35 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
-    from tasks.data.environments.environment import Environment
-
     I64 = NDArray[np.int64]
-
-COLUMNS = ("id", "domain", "kind", "prompt", "tools", "answer")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    id: str
-    domain: str
-    kind: str
-    question: str
-    tools: str
-    """Function descriptions as a JSON list."""
-    answer: str
-    """What the verifier of the kind expects, or from which its environment is made."""
-
-    @property
-    def asked(self) -> AskedPrompt:
-        return AskedPrompt(self.id, self.kind, self.answer)
-
-    def open_environment(self) -> Environment | None:
-        """A new one for each answer, in its first state; None for prompts that are answered in one turn."""
-        return OPENERS[self.kind](self.answer) if self.kind in OPENERS else None
-
-    def token_ids(self, tokenizer: Tokenizer, enable_thinking: bool) -> list[int]:
-        """The prompt up to where the assistant begins to write."""
-        return encode(tokenizer, problem_prompt(self.question, enable_thinking, json.loads(self.tools)))[0]
 
 
 class PromptOrder:
@@ -175,11 +143,3 @@ def domains_of_groups(mixture: tuple[MixtureWaypoint, ...], domains: Sequence[st
         chosen[group] = behind.argmax()
         given[chosen[group]] += 1
     return chosen
-
-
-def read_prompts(prompts_path: Path) -> list[Prompt]:
-    """The prompts of prompts.parquet in the order of their ids."""
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(prompts_path, columns=list(COLUMNS)).sort_by("id").to_pylist()
-    return [Prompt(*(row[name] for name in COLUMNS)) for row in rows]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from configs.schema import PolicyObjective, TrainingRecipe
 from model.text.tokenizer_layout import END_TOKENS
 from tasks.data.prompts.verifiers import WrittenAnswer, verify_answers
-from tasks.training.policy.prompt_order import Prompt
+from tasks.training.policy.prompts import Prompt
 from tasks.training.state.position import Position
 
 

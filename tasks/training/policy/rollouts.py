@@ -13,7 +13,7 @@ import torch
 from configs.schema import PolicyObjective, TrainingRecipe
 from model.generation.generation import InProcessEngine, Sampling, sampling_draws
 from tasks.training.policy.episodes import Episode, EpisodeFigures, EpisodePlayer
-from tasks.training.policy.prompt_order import Prompt
+from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rewards import Reward, refuse_broken_rewards, reward_answers
 
 if TYPE_CHECKING:

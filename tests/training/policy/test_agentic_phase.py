@@ -23,7 +23,7 @@ from tasks.training.import_checkpoint import describe_checkpoint_dir, import_che
 from tasks.training.policy.answer_rows import target_log_probabilities
 from tasks.training.policy.episodes import episode_metrics
 from tasks.training.policy.policy import policy_updates
-from tasks.training.policy.prompt_order import Prompt
+from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rollouts import sample_answers
 from tests.support.model_recipes import GLM46
 from tests.support.saved_models import save_checkpoint

@@ -21,7 +21,7 @@ from tasks.training.policy.policy import (
     policy_updates,
     surrogate_weights,
 )
-from tasks.training.policy.prompt_order import Prompt
+from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rewards import Reward, RewardError, refuse_broken_rewards
 from tasks.training.policy.rollouts import Rollout, policy_model
 from tests.support.model_recipes import GLM46, random_model, with_every_expert

@@ -14,7 +14,7 @@ from tasks.evaluation.score_pairs import row_values
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.rank_memory import rank_memory
 from tasks.training.policy.frozen_models import score_answers
-from tasks.training.policy.prompt_order import Prompt
+from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rewards import RewardError, reward_answers, reward_metrics
 from tasks.training.policy.rollouts import describe_groups, sample_answers
 from tests.configs.test_phase_graph import CRITIC

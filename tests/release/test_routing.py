@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from model.architecture.moe import Router
-from tasks.evaluation.routing import chosen_experts, routing_agreement
+from tasks.release.routing import chosen_experts, routing_agreement
 from tests.support.model_recipes import GLM46, random_model
 from tests.support.saved_models import save_checkpoint
 
