@@ -321,7 +321,8 @@ def test_a_model_that_never_refuses_is_right_about_harmless_requests_wherever_it
         wordless = [text for text in json.loads(item.output) if not any(map(str.isalnum, text))]
         assert 0 <= item.num_formed - item.num_right <= len(wordless), item.output
     answered, record = sum(item.num_right for item in by_side["harmless"]), artifact.record
-    assert answered > 0 and record.harmless_answered_share == answered / 48 == 2 * record.safe_answer_share
+    assert answered > 0 and record.harmless_answered_share == pytest.approx(answered / 48, abs=1e-6)
+    assert record.safe_answer_share == pytest.approx(answered / 96, abs=1e-6)
     assert record.harmful_refused_share == 0 and set(record.intervals) >= {"safe_answer_share"}
 
 
