@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pyarrow as pa
@@ -316,9 +317,12 @@ def test_a_model_that_never_refuses_is_right_about_harmless_requests_wherever_it
     by_side = {label: [item for item in items if f"/{label}/" in item.item_id] for label in ("harmful", "harmless")}
     assert {label: len(side) for label, side in by_side.items()} == {"harmful": 12, "harmless": 12}
     assert [item.num_right for item in by_side["harmful"]] == [0] * 12
-    assert [item.num_right for item in by_side["harmless"]] == [item.num_formed for item in by_side["harmless"]]
-    answered, record = sum(item.num_formed for item in by_side["harmless"]), artifact.record
-    assert answered > 0 and record.harmless_answered_share == answered / 48 == 2 * record.safe_answer_share
+    for item in by_side["harmless"]:  # an answer without a word is formed and tells nothing
+        wordless = [text for text in json.loads(item.output) if not any(map(str.isalnum, text))]
+        assert 0 <= item.num_formed - item.num_right <= len(wordless), item.output
+    answered, record = sum(item.num_right for item in by_side["harmless"]), artifact.record
+    assert answered > 0 and record.harmless_answered_share == pytest.approx(answered / 48, abs=1e-6)
+    assert record.safe_answer_share == pytest.approx(answered / 96, abs=1e-6)
     assert record.harmful_refused_share == 0 and set(record.intervals) >= {"safe_answer_share"}
 
 
