@@ -43,6 +43,7 @@ class Toy(Record):
     arithmetic_accuracy: float = 0.5
     pass_at_1: float = 0.75
     choice_accuracy: float | None = None
+    agentic_success: float | None = None
     safe_answer_share: float | None = None
     dropped: dict[str, int] = Field(default_factory=dict)
 
