@@ -37,6 +37,7 @@ from tests.support.evaluation_fakes import (
     BENCHMARK,
     DOCUMENTS,
     EVALUATION_RESOURCES,
+    NUM_TASKS,
     RECIPE,
     checkpoint,
     commit,
@@ -241,7 +242,7 @@ def test_in_bfloat16_the_weights_are_rounded_and_the_router_biases_are_not(store
 def test_broken_weights_are_evaluated_not_crashed_on(store):
     record = evaluation_of(store, "broken").record
     assert record.bits_per_byte is None and "bits_per_byte" not in record.intervals
-    assert record.num_non_finite == record.num_items == 24 + 24 + 25 + 20 + 4 + 24
+    assert record.num_non_finite == record.num_items == 24 + 24 + 25 + 20 + 4 + 24 + NUM_TASKS
 
 
 def test_progress_is_reported(store, tmp_path):

@@ -103,7 +103,9 @@ def toy_model(name: str):
     from model.architecture.transformer import Glm4Moe
     from tests.support.model_recipes import GLM46, with_every_expert
 
-    model = Glm4Moe(with_every_expert(GLM46).model_copy(update={"vocab_size": VOCAB_SIZE}))
+    model = Glm4Moe(
+        with_every_expert(GLM46).model_copy(update={"vocab_size": VOCAB_SIZE, "max_position_embeddings": 1024})
+    )
     model.init_weights(torch.Generator().manual_seed(1))
     if name == "random":
         return model
