@@ -256,7 +256,7 @@ def test_progress_is_reported(store, tmp_path):
         resources=EVALUATION_RESOURCES,
         output=output,
     )
-    assert {progress.unit for progress in seen} == {"windows", "rows", "problems", "choices"}
+    assert {progress.unit for progress in seen} == {"windows", "rows", "problems", "choices", "tasks"}
 
 
 def test_non_finite_scores_survive_the_table(store):
