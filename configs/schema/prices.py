@@ -12,12 +12,14 @@ Amount = Annotated[float, Field(ge=0)]
 
 
 class Prices(Frozen):
-    """Prices of a cluster, of people and of data."""
+    """Prices of a cluster, of people and of data, and the power that ranks draw."""
 
     currency: str
     """What the amounts are in; only printed."""
     rank_hour: dict[str, Amount]
     """Of one rank for an hour, by machine (`glm46 plan --machine`); `cpu` for ranks without an accelerator."""
+    rank_watts: dict[str, Amount]
+    """Power that one rank draws at work, with its share of the node and of the cooling; by machine as above."""
     engineer_month: Amount
     """Of one person."""
     engineer_months: dict[str, Amount]

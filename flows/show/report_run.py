@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.load import load_prices
 from flows.running.run import ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
 from tasks.prepared_data import PreparedData
@@ -40,6 +41,7 @@ def report_run(
         suite_evaluation=None if suite is None else suite.evaluation,
         suite_decision=None if suite is None else suite.decision,
         promotion=None if released is None else released.promotion,
+        recipe=load_prices("guide"),
     )
     path = run_effect(
         run, "publish report", lambda: publish_report(report, run.home.root / "reports" / f"{run.scale.scale}.html")

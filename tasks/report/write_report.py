@@ -30,9 +30,10 @@ from tasks.report.report_page import Section, page, table
 from tasks.report.report_pairs import pairs_section
 from tasks.report.report_suite import suite_table
 from tasks.report.report_summary import overview_section, summary
-from tasks.report.report_training import training_section
+from tasks.report.report_training import energy_note, training_section
 
 if TYPE_CHECKING:
+    from configs.schema import Prices
     from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.release.decide_promotion import PromotionDecision
@@ -63,10 +64,11 @@ def write_report(
     suite_evaluation: Artifact[SuiteEvaluation] | None,
     suite_decision: Artifact[GateDecision] | None,
     promotion: Artifact[PromotionDecision] | None,
+    recipe: Prices,
     output: Output,
 ) -> Report:
-    """`decision` is that against the champion; the last seven are None where the run ended before the release, those of
-    the suite also where the scale has none."""
+    """`recipe` has what a rank costs and draws, `decision` is that against the champion. The last seven artifacts are
+    None where the run ended before the release, those of the suite also where the scale has none."""
     verdicts = named_verdicts(phases, quantization_decision, decision, suite_decision)
     promoted = None if promotion is None else promotion.record
     accepted = all(verdict.accepted for _, verdict in verdicts) if promoted is None else promoted.accepted
@@ -85,7 +87,7 @@ def write_report(
         Section("Lineage", lineage_section(data, phases)),
         Section("Formats", formats_section(gguf_evaluation, quantized)),
         Section("Architecture", table(("glm4_moe key", "value"), architecture_rows(phases))),
-        Section("Time", time_section(stages) + transfer_section(data)),
+        Section("Time", time_section(stages) + energy_note(phases, recipe) + transfer_section(data)),
         Section("Keys and versions", key_section(stages)),
     ]
     last = phases.last

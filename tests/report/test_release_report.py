@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 
+from configs.load import load_prices
 from infra.home import Home
 from infra.storage.open_store import open_store
 from tasks.evaluation.items import CHAT_PROBLEM, CHOICE, accuracy, read_items
@@ -20,7 +21,9 @@ from tasks.report.report_charts import Line, Span, bars, curves, intervals, stri
 from tasks.report.report_inputs import ReportedPhases
 from tasks.report.report_lineage import time_section
 from tasks.report.report_page import Section, page, table
+from tasks.report.report_training import energy_note
 from tasks.report.write_report import publish_report
+from tasks.training.watch.effective_time import TIME_FILE, Stretch
 from tests.support.evaluation_fakes import commit
 from tests.support.report_fakes import (
     GATE,
@@ -436,6 +439,23 @@ def test_the_picture_of_times_is_to_scale_and_leaves_out_gaps_between_runs(data)
     assert begun[2] - begun[1] == pytest.approx(widths[1], abs=0.2)
     assert widths[1] == pytest.approx(3 * widths[0], abs=0.3)
     assert "60 s in all" in drawn and "1,000,000 s in which none was computed are left out" in drawn
+
+
+def test_energy_and_cost_follow_from_rank_hours(tmp_path, phases):
+    stretch = Stretch(first_step=0, opened_at=10.0, last_step=5, seen_at=1800.0)
+    (tmp_path / TIME_FILE).write_text(json.dumps({"submitted_at": 0.0, "stretches": [asdict(stretch)]}))
+    evidence = dict.fromkeys((TIME_FILE, "logs/rank-0.log", "logs/rank-1.log"))
+    ran = SimpleNamespace(manifest=SimpleNamespace(evidence=evidence), path=tmp_path.joinpath)
+    imported = SimpleNamespace(manifest=SimpleNamespace(evidence={}))
+    prices = load_prices("guide").model_copy(update={"rank_watts": {"cpu": 100.0}, "rank_hour": {"cpu": 2.0}})
+
+    def note(*checkpoints):
+        reported = tuple(replace(phases.phases[0], checkpoint=each) for each in checkpoints)
+        return energy_note(ReportedPhases(reported), prices)
+
+    said = note(imported, ran)
+    assert "1.00 rank-hours" in said and "0.100 kWh" in said and "2.00 USD" in said
+    assert note(imported) == ""
 
 
 def test_texts_are_escaped_and_empty_sections_left_out():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 
+from configs.load import load_prices
 from configs.schema import GateRecipe, MarginRecipe, ReleaseRecipe, ServingResources
 from infra.step import Artifact, Output
 from infra.storage.store import Store
@@ -218,6 +219,7 @@ def write_toy_report(
         suite_evaluation=None,
         suite_decision=None,
         promotion=promotion,
+        recipe=load_prices("guide"),
     )
 
 
@@ -235,4 +237,5 @@ def write_unreleased_report(store: Store, data: PreparedData, phases: ReportedPh
         suite_evaluation=None,
         suite_decision=None,
         promotion=None,
+        recipe=load_prices("guide"),
     )

@@ -22,6 +22,7 @@ class ComparedScale(BaseModel):
     rank_hours: float
     cost: float
     """Of the ranks."""
+    kilowatt_hours: float
     data: float
     personnel: float
     weights_bytes: int
@@ -49,6 +50,7 @@ class ComparedPlans(BaseModel):
             ("ranks, at most", *(f"{each.most_ranks:,}" for each in self.scales)),
             ("hours", *(f"{each.hours:,.1f}" for each in self.scales)),
             ("rank-hours", *(f"{each.rank_hours:,.1f}" for each in self.scales)),
+            ("energy, kWh", *(amount(each.kilowatt_hours) for each in self.scales)),
             (f"ranks, {self.currency}", *(amount(each.cost) for each in self.scales)),
             (f"data, {self.currency}", *(amount(each.data) for each in self.scales)),
             (f"people, {self.currency}", *(amount(each.personnel) for each in self.scales)),
@@ -70,8 +72,9 @@ def compare_plans(plans: list[Plan]) -> ComparedPlans:
     """At least one plan; all of one machine and one list of prices."""
     columns = [_column(plan) for plan in plans]
     largest = max(columns, key=lambda each: each.weights_bytes)
-    nothing = {"num_tokens": 0, "most_ranks": 0, "hours": 0.0, "rank_hours": 0.0, "does_not_run": 0}
-    official = largest.model_copy(update={"name": OFFICIAL, "cost": 0.0, "data": 0.0, "personnel": 0.0, **nothing})
+    counts = {"num_tokens": 0, "most_ranks": 0, "hours": 0.0, "rank_hours": 0.0, "does_not_run": 0}
+    nothing = {**counts, "cost": 0.0, "kilowatt_hours": 0.0, "data": 0.0, "personnel": 0.0}
+    official = largest.model_copy(update={"name": OFFICIAL, **nothing})
     return ComparedPlans(machine=plans[0].machine, currency=plans[0].cost.currency, scales=(*columns, official))
 
 
@@ -84,6 +87,7 @@ def _column(plan: Plan) -> ComparedScale:
         hours=sum(phase.hours + phase.needs.lost_hours for phase in plan.phases),
         rank_hours=plan.cost.rank_hours,
         cost=plan.cost.ranks,
+        kilowatt_hours=plan.cost.kilowatt_hours,
         data=plan.cost.data,
         personnel=plan.cost.personnel,
         weights_bytes=plan.phases[-1].needs.weights_bytes,

@@ -79,19 +79,26 @@ def _sent(step: StepTime) -> dict[str, float]:
 
 def price_of_rank(prices: Prices, resources: TrainingResources, machine: Machine) -> float:
     """For an hour. Raises ValueError where the prices do not name the machine."""
+    return _of_rank(prices, "rank_hour", resources, machine)
+
+
+def _of_rank(prices: Prices, kind: str, resources: TrainingResources, machine: Machine) -> float:
+    values: dict[str, float] = getattr(prices, kind)
     name = machine.name.lower() if resources.device == "cuda" else "cpu"
-    if name not in prices.rank_hour:
-        raise ValueError(f"the prices have no rank_hour.{name}, they have {', '.join(prices.rank_hour)}: add it")
-    return prices.rank_hour[name]
+    if name not in values:
+        raise ValueError(f"the prices have no {kind}.{name}, they have {', '.join(values)}: add it")
+    return values[name]
 
 
 def scale_cost(scale: Scale, needs: list[PlannedNeeds], prices: Prices, machine: Machine) -> PlannedCost:
     """Of all phases, with the data and the people that the prices name for the scale."""
+    watts = [_of_rank(prices, "rank_watts", phase.resources, machine) for phase in scale.phases]
     return PlannedCost(
         currency=prices.currency,
         rank_hour=max(price_of_rank(prices, phase.resources, machine) for phase in scale.phases),
         rank_hours=sum(each.rank_hours for each in needs),
         ranks=sum(each.cost for each in needs),
+        kilowatt_hours=sum(power * each.rank_hours for power, each in zip(watts, needs, strict=True)) / 1000,
         data=prices.data.get(scale.scale, 0.0),
         personnel=prices.engineer_months.get(scale.scale, 0.0) * prices.engineer_month,
     )

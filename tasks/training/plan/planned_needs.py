@@ -67,6 +67,8 @@ class PlannedCost(BaseModel):
     rank_hours: float
     ranks: float
     """Cost of all phases."""
+    kilowatt_hours: float
+    """Energy of all phases, by the power that the prices name for a rank."""
     data: float
     personnel: float
 
@@ -81,7 +83,7 @@ class PlannedCost(BaseModel):
             beside = [f"the prices name no data and no people for {scale}"]
         return (
             f"{amount(self.total)} {self.currency}: {self.rank_hours:,.1f} rank-hours {amount(self.ranks)}, "
-            f"{', '.join(beside)}"
+            f"{', '.join(beside)}; {amount(self.kilowatt_hours)} kWh"
         )
 
 

@@ -29,6 +29,7 @@ def test_cost_follows_from_hours_and_prices():
     assert plan.cost.rank_hours == pytest.approx(hours)
     assert plan.cost.ranks == pytest.approx(hours * prices.rank_hour["h100"])
     assert (plan.cost.data, plan.cost.personnel) == (10_000, 50_000), "S1's values"
+    assert plan.cost.kilowatt_hours == pytest.approx(hours * prices.rank_watts["h100"] / 1000)
     dearer = prices.model_copy(update={"rank_hour": {"h100": 6.0}, "data": {}})
     assert plan_training(SCALED, prices=dearer).cost.total == pytest.approx(2 * plan.cost.ranks + 50_000)
     with pytest.raises(ValueError, match=r"no rank_hour.h800, they have h100: add it"):
