@@ -26,6 +26,7 @@ from tasks.evaluation.items import (
     CHOICE,
     DOCUMENT,
     SAFETY,
+    TASK,
     accuracy,
     bits_per_byte,
     read_items,
@@ -37,7 +38,6 @@ from tests.support.evaluation_fakes import (
     BENCHMARK,
     DOCUMENTS,
     EVALUATION_RESOURCES,
-    NUM_TASKS,
     RECIPE,
     checkpoint,
     commit,
@@ -53,13 +53,13 @@ def store(tmp_path_factory):
     return open_store(None, home)
 
 
-def evaluation_of(store, name, batch_sequences=4, recipe=RECIPE):
+def evaluation_of(store, name, batch_sequences=4, recipe=RECIPE, num_tasks=0):
     resources = EVALUATION_RESOURCES.model_copy(update={"batch_sequences": batch_sequences})
     return commit(
         store,
         evaluate_checkpoint,
         checkpoint=checkpoint(store, name),
-        suite=evaluation_suite(store, recipe),
+        suite=evaluation_suite(store, recipe, num_tasks),
         recipe=recipe,
         resources=resources,
     )
@@ -242,7 +242,17 @@ def test_in_bfloat16_the_weights_are_rounded_and_the_router_biases_are_not(store
 def test_broken_weights_are_evaluated_not_crashed_on(store):
     record = evaluation_of(store, "broken").record
     assert record.bits_per_byte is None and "bits_per_byte" not in record.intervals
-    assert record.num_non_finite == record.num_items == 24 + 24 + 25 + 20 + 4 + 24 + NUM_TASKS
+    assert record.num_non_finite == record.num_items == 24 + 24 + 25 + 20 + 4 + 24
+
+
+def test_held_out_tasks_of_the_suite_are_played_and_counted(store):
+    assert evaluation_suite(store, num_tasks=2).record.num_tasks == 2
+    evaluation = evaluation_of(store, "trained", num_tasks=2)
+    played = [item for item in read_items(evaluation.path("items.parquet")) if item.kind == TASK]
+    assert [(item.num_samples, math.isfinite(item.log_probability)) for item in played] == [(4, True)] * 2
+    right = sum(item.num_right for item in played) / 8
+    assert evaluation.record.agentic_success == right and evaluation.record.intervals["agentic_success"][0] <= right
+    assert evaluation_of(store, "trained").record.agentic_success is None
 
 
 def test_progress_is_reported(store, tmp_path):
@@ -256,7 +266,7 @@ def test_progress_is_reported(store, tmp_path):
         resources=EVALUATION_RESOURCES,
         output=output,
     )
-    assert {progress.unit for progress in seen} == {"windows", "rows", "problems", "choices", "tasks"}
+    assert {progress.unit for progress in seen} == {"windows", "rows", "problems", "choices"}
 
 
 def test_non_finite_scores_survive_the_table(store):

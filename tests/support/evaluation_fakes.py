@@ -33,7 +33,7 @@ DOCUMENTS = {
 }
 NUM_COPIES = 8
 NUM_PROBLEMS = 24
-NUM_TASKS = 3
+TASK_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "domain", "kind", "prompt", "answer")])
 VOCAB_SIZE = 384
 RECIPE = EvaluationRecipe(
     max_document_tokens=100_000,
@@ -181,38 +181,43 @@ def split_documents(*, output: Output) -> ToyTable:
     return ToyTable(num_rows=len(rows))
 
 
-@step(content=("*.parquet",))
-def synthesize_problems(*, output: Output) -> ToyTable:
-    rows = [
-        {
-            "id": f"p{a}",
-            "prompt": f"{a} + 1 =",
-            "question": f"What is {a} + 1?",
-            "answer": f" {a + 1}",
-            "text": f"Question: What is {a} + 1?\n{a}+1={a + 1}\nAnswer: {a + 1}\n",
-        }
-        for a in range(1, NUM_PROBLEMS + 1)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), output.path("problems.parquet"))
-    held_out = {"id": "h1", "text": "Question: Is () closed?\nEvery bracket is.\nAnswer: yes\n"}
-    pq.write_table(pa.Table.from_pylist([held_out]), output.path("held_out.parquet"))
-    requests = [
-        {"id": f"r{n}", "prompt": f"Request {n}?", "answer": expected_behaviour(("harmful", "harmless")[n % 2], "")}
-        for n in range(24)
-    ]
-    pq.write_table(pa.Table.from_pylist(requests), output.path("safety.parquet"))
-    tasks = [
-        {
-            "id": f"t{a}",
-            "domain": "agentic",
-            "kind": "calculator",
-            "prompt": f"{a}+1?",
-            "answer": f'{{"answer": "{a + 1}"}}',
-        }
-        for a in range(1, NUM_TASKS + 1)
-    ]
-    pq.write_table(pa.Table.from_pylist(tasks), output.path("held_out_tasks.parquet"))
-    return ToyTable(num_rows=len(rows))
+def toy_problems_step(num_tasks: int) -> Step[ToyTable]:
+    """A step of that name that writes problems, requests and so many held-out tasks."""
+
+    @step(content=("*.parquet",))
+    def synthesize_problems(*, output: Output) -> ToyTable:
+        rows = [
+            {
+                "id": f"p{a}",
+                "prompt": f"{a} + 1 =",
+                "question": f"What is {a} + 1?",
+                "answer": f" {a + 1}",
+                "text": f"Question: What is {a} + 1?\n{a}+1={a + 1}\nAnswer: {a + 1}\n",
+            }
+            for a in range(1, NUM_PROBLEMS + 1)
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), output.path("problems.parquet"))
+        held_out = {"id": "h1", "text": "Question: Is () closed?\nEvery bracket is.\nAnswer: yes\n"}
+        pq.write_table(pa.Table.from_pylist([held_out]), output.path("held_out.parquet"))
+        requests = [
+            {"id": f"r{n}", "prompt": f"Request {n}?", "answer": expected_behaviour(("harmful", "harmless")[n % 2], "")}
+            for n in range(24)
+        ]
+        pq.write_table(pa.Table.from_pylist(requests), output.path("safety.parquet"))
+        tasks = [
+            {
+                "id": f"t{a}",
+                "domain": "agentic",
+                "kind": "calculator",
+                "prompt": f"{a}+1?",
+                "answer": f'{{"answer": "{a + 1}"}}',
+            }
+            for a in range(1, num_tasks + 1)
+        ]
+        pq.write_table(pa.Table.from_pylist(tasks, TASK_SCHEMA), output.path("held_out_tasks.parquet"))
+        return ToyTable(num_rows=len(rows))
+
+    return synthesize_problems
 
 
 @step(content=("tokenizer.json",))
@@ -265,9 +270,10 @@ def benchmark_files(home: Path, rows=BENCHMARK) -> SourceListing:
     return SourceListing((file,))
 
 
-def evaluation_suite(store: Store, recipe: EvaluationRecipe = RECIPE) -> Artifact[EvaluationSuite]:
+def evaluation_suite(store: Store, recipe: EvaluationRecipe = RECIPE, num_tasks: int = 0) -> Artifact[EvaluationSuite]:
     """The toy documents, problems and benchmark as a suite."""
-    made = {"documents": split_documents, "problems": synthesize_problems, "tokenizer": train_tokenizer}
+    made = {"documents": split_documents, "tokenizer": train_tokenizer}
     inputs = {name: commit(store, toy) for name, toy in made.items()}
+    inputs["problems"] = commit(store, toy_problems_step(num_tasks), f"{num_tasks} tasks")
     inputs |= {"sources": benchmark_files(store.home.root)}
     return commit(store, select_evaluation_items, recipe=recipe, resources=RESOURCES, **inputs)
