@@ -282,6 +282,7 @@ def write_scale(path: Path) -> None:
         if phase["recipe"]["objective"]["kind"] != "reward":
             phase["recipe"]["gate"] = gate
     tree["evaluation"]["recipe"] = RECIPE.model_dump(mode="json")
+    tree["data"]["recipe"]["synthesize"] |= {"tasks": {"calculator": 1}, "num_evaluation_tasks": 1}
     tree["evaluation"]["suite"] = {"name": str(path.with_name("needle.yaml")), "limit": None}
     tree["evaluation"]["suite"] |= {"bounds": {"needle": {"worst": 0.3, "margin": 0.2}}}
     path.with_name("needle.yaml").write_text(yaml.safe_dump(toy_suite() | {"benchmarks": [NEEDLE]}))
