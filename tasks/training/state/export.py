@@ -28,7 +28,7 @@ from tasks.training.parallel.control import gathered, on_first_rank
 from tasks.training.state.adapter_export import MergedTensors, write_adapter
 from tasks.training.state.checkpoints import find_checkpoint, read_index
 from tasks.training.state.job import TrainingJob
-from tasks.training.state.saved_state import STATE_FILE, SavedState
+from tasks.training.state.saved_state import STATE_FILE, SavedState, SavedTensors
 from tasks.training.state.tensor_sources import open_weights
 from tasks.training.state.unreached_tensors import FIRST_MOMENTS, UNREACHED
 
@@ -77,6 +77,10 @@ def write_handover(saved: SavedState, handover_dir: Path, has_tensors: bool, wri
         (handover_dir / STATE_FILE).write_bytes(saved.position_bytes())
 
 
+def _unreached(moments: SavedTensors) -> list[str]:
+    return [name for name in moments.names() if not moments.tensor(name).any()]
+
+
 def _described(shard: dict[str, Tensor], kind: str) -> dict[str, str] | None:
     """Metadata of a file: of the first moments those tensors that are zero throughout, which no gradient reached."""
     if kind not in FIRST_MOMENTS:
@@ -102,5 +106,6 @@ def export_weights(
         weights = open_weights(Path(job.start_dir), Path(job.start_weights_dir), recipe.model)
         read = MergedTensors(weights, shapes, trained, scaling_of(recipe.adapter)).tensor
         if writer.is_first:
-            write_adapter(trained, recipe.adapter, adapter_dir)
+            unreached = [name for kind in FIRST_MOMENTS for name in _unreached(saved.of_kind(kind))]
+            write_adapter(trained, recipe.adapter, adapter_dir, sorted(unreached))
     write_checkpoint(read, shapes, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES, writer=writer)

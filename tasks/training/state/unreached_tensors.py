@@ -1,4 +1,4 @@
-"""Which trainable tensors no gradient reached, from the headers of a hand-over state. Imports no PyTorch."""
+"""Which trainable tensors no gradient reached, from the headers of what a phase left. Imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from safetensors import safe_open
 FIRST_MOMENTS = ("momentum", "first_moment")
 """Kinds of state files whose tensors are zero until a gradient comes."""
 UNREACHED = "unreached"
-"""Key of such a file's metadata: a JSON list of the tensors that are zero throughout; absent where there are none."""
+"""Key of a file's metadata: a JSON list of the tensors that are zero throughout; absent where there are none."""
 
 
-def unreached_tensors(state_dir: Path) -> tuple[str, ...]:
-    """Names of the tensors that no gradient has reached since the moments began, on the course of the phase."""
+ADAPTER_FILE = "adapter_model.safetensors"
+"""An adapter has no moments in its hand-over state: its own file says it."""
+
+
+def unreached_tensors(final_dir: Path) -> tuple[str, ...]:
+    """Names of the tensors that no gradient has reached since the moments began, on the course of the phase, from its
+    handover/ and adapter/."""
     names: list[str] = []
-    for kind in FIRST_MOMENTS:
-        for path in sorted(state_dir.glob(f"{kind}-*.safetensors")):
+    for pattern in (*(f"handover/{kind}-*.safetensors" for kind in FIRST_MOMENTS), f"adapter/{ADAPTER_FILE}"):
+        for path in sorted(final_dir.glob(pattern)):
             with safe_open(path, framework="np") as file:
                 names += json.loads((file.metadata() or {}).get(UNREACHED, "[]"))
     return tuple(sorted(names))
