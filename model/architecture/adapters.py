@@ -225,8 +225,8 @@ def stack_of(experts: Experts, name: str) -> Tensor:
     weight_EOI = getattr(experts, name)
     if not isinstance(experts, AdaptedExperts):
         return weight_EOI
-    halves = (getattr(experts, f"{name}_lora_{half}") for half in "AB")
-    return merged_weight(weight_EOI, *halves, None, experts.scaling)
+    a_ERI, b_EOR = getattr(experts, f"{name}_lora_A"), getattr(experts, f"{name}_lora_B")
+    return merged_weight(weight_EOI, a_ERI, b_EOR, None, experts.scaling)
 
 
 def merged_weight(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, magnitude_O: Tensor | None, scaling: float) -> Tensor:

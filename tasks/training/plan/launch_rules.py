@@ -125,8 +125,8 @@ def impossible_dropout(recipe: TrainingRecipe, resources: TrainingResources) -> 
     named, reasons = f"adapter.dropout {adapter.dropout:g}", []
     if isinstance(recipe.objective, PolicyObjective):
         reasons.append(
-            f"{named} cannot train {recipe.objective.kind}: the policy in training would be another one than that which "
-            f"sampled. Set adapter.dropout to 0"
+            f"{named} cannot train {recipe.objective.kind}: the policy in training would be another one than that "
+            f"which sampled. Set adapter.dropout to 0"
         )
     if adapter.kind == "dora":
         reasons.append(f"{named} with adapter.kind dora, whose norms know of none: set adapter.dropout to 0")
