@@ -257,7 +257,7 @@ def collect(
         mtp_loss=losses["mtp"],
         balance_loss=losses["balance"],
         num_rollbacks=len(position["skipped"]),
-        unreached_tensors=_unreached(job.recipe, final_dir),
+        unreached_tensors=_unreached(job.recipe, final_dir / "handover"),
         validation_bits_per_byte={} if measured is None else measured["bits_per_byte"],
         mean_reward=None if policy is None else _mean_of_last_tenth(policy["mean_rewards"]),
         num_long_prompts=num_long_prompts,
@@ -274,10 +274,10 @@ def _num_parameters(recipe: TrainingRecipe) -> int:
     return count_parameters(recipe.model).total - unembedding_saved(recipe.model) * recipe.is_scored
 
 
-def _unreached(recipe: TrainingRecipe, final_dir: Path) -> tuple[str, ...]:
+def _unreached(recipe: TrainingRecipe, handover_dir: Path) -> tuple[str, ...]:
     """What should have been trained: not the MTP layer where its loss weighs nothing."""
     mtp = f"model.layers.{recipe.model.num_hidden_layers}."
-    return tuple(name for name in unreached_tensors(final_dir) if trains_mtp(recipe) or not name.startswith(mtp))
+    return tuple(name for name in unreached_tensors(handover_dir) if trains_mtp(recipe) or not name.startswith(mtp))
 
 
 def copy_tokenizer(paths: list[Path], is_chat_trained: bool, checkpoint_dir: Path) -> None:

@@ -7,7 +7,7 @@ adapter_config.json, which `peft` loads beside the weights that the phase starte
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,7 +18,6 @@ from configs.schema import AdapterRecipe
 from model.architecture.adapters import ATTENTION_MATRICES, LORA_A, LORA_B, MAGNITUDE, MLP_MATRICES, merged_weight
 from tasks.training.state.saved_state import SavedTensors
 from tasks.training.state.tensor_sources import StateFiles, TensorSource
-from tasks.training.state.unreached_tensors import ADAPTER_FILE, UNREACHED
 
 _PEFT_PREFIX = "base_model.model."
 _PARAMETERS = {
@@ -55,14 +54,11 @@ class MergedTensors:
         )
 
 
-def write_adapter(
-    adapter: SavedTensors | StateFiles, recipe: AdapterRecipe, adapter_dir: Path, unreached: Sequence[str] = ()
-) -> None:
-    """`unreached` are the tensors that no gradient reached. Equal input, equal bytes."""
+def write_adapter(adapter: SavedTensors | StateFiles, recipe: AdapterRecipe, adapter_dir: Path) -> None:
+    """Equal input, equal bytes."""
     adapter_dir.mkdir(parents=True)
     tensors = {_PEFT_PREFIX + name: adapter.tensor(name) for name in sorted(adapter.names())}
-    metadata = {"format": "pt"} | ({UNREACHED: json.dumps(unreached)} if unreached else {})
-    save_file(tensors, adapter_dir / ADAPTER_FILE, metadata=metadata)
+    save_file(tensors, adapter_dir / "adapter_model.safetensors", metadata={"format": "pt"})
     (adapter_dir / "adapter_config.json").write_text(json.dumps(peft_config(recipe), indent=2) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Which trainable tensors no gradient reached, from the headers of what a phase left. Imports no PyTorch."""
+"""Which trainable tensors no gradient reached, from a hand-over state. Imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from safetensors import safe_open
 FIRST_MOMENTS = ("momentum", "first_moment")
 """Kinds of state files whose tensors are zero until a gradient comes."""
 UNREACHED = "unreached"
-"""Key of a file's metadata: a JSON list of the tensors that are zero throughout; absent where there are none."""
+"""Key of such a file's metadata: a JSON list of the tensors that are zero throughout; absent where there are none."""
+UNREACHED_FILE = "unreached.json"
+"""The same list of an adapter's tensors, whose moments a hand-over does not hold; absent likewise."""
 
 
-ADAPTER_FILE = "adapter_model.safetensors"
-"""An adapter has no moments in its hand-over state: its own file says it."""
-
-
-def unreached_tensors(final_dir: Path) -> tuple[str, ...]:
-    """Names of the tensors that no gradient has reached since the moments began, on the course of the phase, from its
-    handover/ and adapter/."""
-    names: list[str] = []
-    for pattern in (*(f"handover/{kind}-*.safetensors" for kind in FIRST_MOMENTS), f"adapter/{ADAPTER_FILE}"):
-        for path in sorted(final_dir.glob(pattern)):
+def unreached_tensors(state_dir: Path) -> tuple[str, ...]:
+    """Names of the tensors that no gradient has reached since the moments began, on the course of the phase."""
+    own = state_dir / UNREACHED_FILE
+    names: list[str] = json.loads(own.read_bytes()) if own.exists() else []
+    for kind in FIRST_MOMENTS:
+        for path in sorted(state_dir.glob(f"{kind}-*.safetensors")):
             with safe_open(path, framework="np") as file:
                 names += json.loads((file.metadata() or {}).get(UNREACHED, "[]"))
     return tuple(sorted(names))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.func import functional_call
 
@@ -32,7 +31,7 @@ from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 from tests.training.test_zero import ADAM_EPS
 
 RATE, GROUPS, GROUP_SIZE = 1e-2, 4, GRPO["samples_per_prompt"]
-ADAMW = small_recipe().optimizer.model_copy(update={"kind": "adamw", "adam_eps": ADAM_EPS})
+ADAMW = small_recipe().optimizer.model_copy(update={"kind": "adamw", "adam_eps": ADAM_EPS, "max_grad_norm": 0.0})
 PREFIX = "base_model.model."
 
 
@@ -105,7 +104,6 @@ def plain_grpo(inputs, arguments) -> tuple[dict[str, torch.Tensor], list[str], l
             terms += [-advantage * chosen_T] if advantage else []
         optimizer.zero_grad()
         torch.cat(terms).mean().backward()
-        torch.nn.utils.clip_grad_norm_(own.values(), adamw.max_grad_norm)
         optimizer.step()
     return {name: tensor.detach() for name, tensor in own.items()}, answers, means
 
@@ -143,8 +141,6 @@ def test_the_tensors_of_an_adapter_that_no_gradient_reached_are_named(inputs, tu
     own = adapter_of(artifact)
     halves = sorted(name for name in own if "lora_A" in name)
     assert [*artifact.record.unreached_tensors] == halves and 2 * len(halves) == len(own)
-    with safe_open(artifact.path("adapter/adapter_model.safetensors"), framework="np") as file:
-        assert file.metadata()["format"] == "pt", "which transformers asks for"
 
 
 @pytest.mark.parametrize(
