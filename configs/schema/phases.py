@@ -244,10 +244,12 @@ class TrainingRecipe(Frozen):
 
     @property
     def critic_recipe(self) -> TrainingRecipe:
-        """The settings by which the critic of a PPO phase trains: no MTP layer, and learning rates times
-        critic_rate_ratio."""
+        """The settings by which the critic of a PPO phase trains: all its weights, no MTP layer, and learning rates
+        times critic_rate_ratio."""
         assert isinstance(self.objective, PpoObjective), self.objective
         ratio = self.objective.critic_rate_ratio
         rates = {name: getattr(self.course, name) * ratio for name in ("peak_learning_rate", "final_learning_rate")}
         model = self.model.model_copy(update={"num_nextn_predict_layers": 0})
-        return self.model_copy(update={"model": model, "course": self.course.model_copy(update=rates)})
+        adapter = self.adapter.model_copy(update={"kind": "none"})
+        course = self.course.model_copy(update=rates)
+        return self.model_copy(update={"model": model, "course": course, "adapter": adapter})

@@ -7,7 +7,8 @@ output by a trained magnitude over the norm of its row of W + alpha / rank * B A
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 
 import torch
@@ -90,14 +91,21 @@ class AdaptedLinear(nn.Linear):
         self.lora_magnitude_vector = None if magnitudes is None else nn.Parameter(magnitudes)
         self.sum_over_inputs: Callable[[Tensor], Tensor] = _itself
         """Sums squares over the ranks that hold other columns of the matrix (tasks/training/parallel)."""
+        self.is_on = True
 
     def forward(self, input: Tensor) -> Tensor:
+        out = F.linear(input, self.weight)
+        if self.is_on:
+            out = self._adapted(input, out)
+        return out if self.bias is None else out + self.bias
+
+    def _adapted(self, input: Tensor, out: Tensor) -> Tensor:
         kept = input if self.dropout is None or not self.training else self.dropout(input, self.matrix)
         low_rank = F.linear(F.linear(kept, self.lora_A.weight), self.lora_B.weight)
-        out = F.linear(input, self.weight).add(low_rank, alpha=self.scaling)
-        if self.lora_magnitude_vector is not None:
-            out = out * (self.lora_magnitude_vector / self._row_norms()).to(out.dtype)
-        return out if self.bias is None else out + self.bias
+        out = out.add(low_rank, alpha=self.scaling)
+        if self.lora_magnitude_vector is None:
+            return out
+        return out * (self.lora_magnitude_vector / self._row_norms()).to(out.dtype)
 
     @torch.no_grad()
     def _row_norms(self) -> Tensor:
@@ -130,7 +138,7 @@ class AdaptedExperts(Experts):
 
     def __init__(self, experts: Experts, adapter: AdapterRecipe) -> None:
         nn.Module.__init__(self)
-        self.scaling = scaling_of(adapter)
+        self.scaling, self.is_on = scaling_of(adapter), True
         for name in MLP_MATRICES:
             weight_EOI = getattr(experts, name)
             num_experts, num_outputs, num_inputs = weight_EOI.shape
@@ -143,9 +151,12 @@ class AdaptedExperts(Experts):
         return self._product("down_proj", F.silu(gate_RF) * up_RF, counts_E)
 
     def _product(self, name: str, rows_RI: Tensor, counts_E: Tensor) -> Tensor:
+        out_RO = grouped_linear(rows_RI, getattr(self, name), counts_E)
+        if not self.is_on:
+            return out_RO
         inner_RR = grouped_linear(rows_RI, getattr(self, f"{name}_lora_A"), counts_E)
         low_rank_RO = grouped_linear(inner_RR, getattr(self, f"{name}_lora_B"), counts_E)
-        return grouped_linear(rows_RI, getattr(self, name), counts_E).add(low_rank_RO, alpha=self.scaling)
+        return out_RO.add(low_rank_RO, alpha=self.scaling)
 
 
 def add_adapters(model: Glm4Moe, adapter: AdapterRecipe, seed: int = 0) -> None:
@@ -179,6 +190,43 @@ def add_adapters(model: Glm4Moe, adapter: AdapterRecipe, seed: int = 0) -> None:
 def is_frozen(model: nn.Module) -> bool:
     """Whether only adapters are trained."""
     return not all(parameter.requires_grad for parameter in model.parameters())
+
+
+def adapted_parts(model: nn.Module) -> list[AdaptedLinear | AdaptedExperts]:
+    """The modules with an adapter."""
+    return [module for module in model.modules() if isinstance(module, AdaptedLinear | AdaptedExperts)]
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Inside the block the model computes with its frozen weights only."""
+    parts = adapted_parts(model)
+    try:
+        for part in parts:
+            part.is_on = False
+        yield
+    finally:
+        for part in parts:
+            part.is_on = True
+
+
+@torch.no_grad()
+def matrix_of(linear: nn.Linear) -> Tensor:
+    """The matrix that computes what a layer computes: its own, or with its adapter merged in."""
+    if not isinstance(linear, AdaptedLinear):
+        return linear.weight
+    halves = linear.lora_A.weight, linear.lora_B.weight
+    return merged_weight(linear.weight, *halves, linear.lora_magnitude_vector, linear.scaling)
+
+
+@torch.no_grad()
+def stack_of(experts: Experts, name: str) -> Tensor:
+    """One of MLP_MATRICES of all experts, (E, O, I), which likewise computes what they compute."""
+    weight_EOI = getattr(experts, name)
+    if not isinstance(experts, AdaptedExperts):
+        return weight_EOI
+    a_ERI, b_EOR = getattr(experts, f"{name}_lora_A"), getattr(experts, f"{name}_lora_B")
+    return merged_weight(weight_EOI, a_ERI, b_EOR, None, experts.scaling)
 
 
 def merged_weight(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, magnitude_O: Tensor | None, scaling: float) -> Tensor:

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from model.architecture.adapters import AdaptedLinear, adapted_parts, matrix_of, stack_of
 from model.architecture.attention import Attention, attend
 from model.architecture.decoder_layer import DecoderLayer
 from model.architecture.gated_mlp import GatedMlp
@@ -32,7 +33,8 @@ TOKENS_PER_PASS = 256
 
 
 def kernel_applies(model: Glm4Moe) -> bool:
-    """Whether the compiled pass computes this very model: whole float32 weights in plain modules on a CPU."""
+    """Whether the compiled pass computes this very model: whole float32 weights on a CPU, in plain modules or ones with
+    an adapter, which is merged in."""
     if model.num_slices > 1 or model.num_parts > 1:
         return False
     is_plain = all(
@@ -43,7 +45,7 @@ def kernel_applies(model: Glm4Moe) -> bool:
         for parameter in model.parameters()
     )
     return is_plain and all(
-        type(child) is nn.Linear and module.attend is attend
+        type(child) in (nn.Linear, AdaptedLinear) and module.attend is attend
         for module in model.modules()
         if isinstance(module, Attention)
         for child in (module.q_proj, module.k_proj, module.v_proj, module.o_proj)
@@ -60,7 +62,7 @@ class KernelWeights:
         self._kept: list[object] = []
         """Tensors to which the pointers of the structures point, kept alive."""
         matrices = [parameter.detach() for parameter in model.parameters() if parameter.dim() > 1]
-        fits_half = all(torch.equal(matrix, matrix.bfloat16().float()) for matrix in matrices)
+        fits_half = not adapted_parts(model) and all(torch.equal(each, each.bfloat16().float()) for each in matrices)
         self._dtype = torch.bfloat16 if fits_half else torch.float32
         """bfloat16 only where it loses nothing, as for the weights of a bfloat16 checkpoint: half the memory traffic,
         the same numbers."""
@@ -105,15 +107,14 @@ class KernelWeights:
 
     def _layer(self, layer: DecoderLayer) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        qkv = torch.cat(
-            [projection.weight.detach() for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        )
-        biases = [projection.bias for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        qkv = torch.cat([matrix_of(projection).detach() for projection in projections])
+        biases = [projection.bias for projection in projections]
         packed = Layer(
             input_norm=self._pointer(layer.input_layernorm.weight),
             post_norm=self._pointer(layer.post_attention_layernorm.weight),
             qkv=self._panels(qkv),
-            output=self._panels(attention.o_proj.weight),
+            output=self._panels(matrix_of(attention.o_proj)),
             qkv_bias=None if biases[0] is None else self._pointer(torch.cat([bias.detach() for bias in biases])),
         )
         if isinstance(attention.q_norm, RMSNorm) and isinstance(attention.k_norm, RMSNorm):
@@ -123,13 +124,13 @@ class KernelWeights:
             )
         dense = mlp if isinstance(mlp, GatedMlp) else cast(MixtureOfExperts, mlp).shared_experts
         if dense is not None:
-            packed.gate_up = self._panels(dense.gate_proj.weight, dense.up_proj.weight)
-            packed.down, packed.mlp_width = self._panels(dense.down_proj.weight), dense.up_proj.weight.shape[0]
+            packed.gate_up = self._panels(matrix_of(dense.gate_proj), matrix_of(dense.up_proj))
+            packed.down, packed.mlp_width = self._panels(matrix_of(dense.down_proj)), dense.up_proj.weight.shape[0]
         if isinstance(mlp, MixtureOfExperts):
             packed.is_moe, packed.router_bias = 1, self._pointer(mlp.gate.e_score_correction_bias)
             packed.router = self._pointer(pack_panels([mlp.gate.weight.detach()], torch.float32))
-            packed.expert_gate_up = self._panels(mlp.experts.gate_proj, mlp.experts.up_proj)
-            packed.expert_down = self._panels(mlp.experts.down_proj)
+            packed.expert_gate_up = self._panels(*(stack_of(mlp.experts, name) for name in ("gate_proj", "up_proj")))
+            packed.expert_down = self._panels(stack_of(mlp.experts, "down_proj"))
         if isinstance(layer, MtpLayer):
             packed.enorm, packed.hnorm = self._pointer(layer.enorm.weight), self._pointer(layer.hnorm.weight)
             packed.eh = self._panels(layer.eh_proj.weight)

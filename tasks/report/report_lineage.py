@@ -167,12 +167,12 @@ def transfer_section(data: PreparedData) -> str:
 
 
 def named_stages(
-    data: PreparedData, phases: ReportedPhases, others: Iterable[Artifact[Any]]
+    data: PreparedData, phases: ReportedPhases, others: Iterable[tuple[str, Artifact[Any] | None]]
 ) -> list[tuple[str, Artifact[Any]]]:
-    """Every artifact of the run, by step and phase."""
-    stages = [(artifact.manifest.step, artifact) for artifact in data.stages]
-    stages += [(f"{artifact.manifest.step} {phase.name}", artifact) for phase in phases for artifact in phase.stages]
-    return [*stages, *((artifact.manifest.step, artifact) for artifact in others)]
+    """Every artifact of the run, by step and phase; of the others, which may be None, by step and format."""
+    of_phases = ((phase.name, artifact) for phase in phases for artifact in phase.stages)
+    stages = [*(("", artifact) for artifact in data.stages), *of_phases, *others]
+    return [(f"{each.manifest.step} {name}".rstrip(), each) for name, each in stages if each is not None]
 
 
 def key_section(stages: Sequence[tuple[str, Artifact[Any]]]) -> str:

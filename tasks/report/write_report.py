@@ -72,10 +72,9 @@ def write_report(
     verdicts = named_verdicts(phases, quantization_decision, decision, suite_decision)
     promoted = None if promotion is None else promotion.record
     accepted = all(verdict.accepted for _, verdict in verdicts) if promoted is None else promoted.accepted
-    scored = [] if quantized is None else quantized.evaluations.values()
-    given = (gguf_evaluation, *scored, quantization_decision, decision, suite_evaluation, suite_decision, promotion)
-    released = [each for each in given if each is not None]
-    stages = named_stages(data, phases, released)
+    scored = {} if quantized is None else quantized.evaluations
+    decided = (quantization_decision, decision, suite_evaluation, suite_decision, promotion)
+    stages = named_stages(data, phases, [("", gguf_evaluation), *scored.items(), *(("", each) for each in decided)])
     sections = [
         Section("In short", overview_section(data, phases)),
         Section("Verdicts", verdict_section(phases, verdicts, decision, promoted)),

@@ -10,7 +10,14 @@ from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
 from configs.schema import AdapterRecipe
-from model.architecture.adapters import AdaptedLinear, add_adapters, is_frozen, merged_weight, scaling_of
+from model.architecture.adapters import (
+    AdaptedLinear,
+    add_adapters,
+    is_frozen,
+    merged_weight,
+    scaling_of,
+    without_adapters,
+)
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
 from tasks.training.state.adapter_export import MergedTensors, write_adapter
@@ -32,9 +39,9 @@ FAMILIES = {"glm46": GLM46, "air": AIR}
 TOKENS_BT = torch.randint(GLM46.vocab_size, (2, 12), generator=torch.Generator().manual_seed(3))
 
 
-def adapted_model(recipe, adapter, *, is_fresh=False) -> Glm4Moe:
+def adapted_model(recipe, adapter, *, is_fresh=False, std=0.2) -> Glm4Moe:
     """A random model whose adapters are random too, or as training starts."""
-    model = random_model(recipe)
+    model = random_model(recipe, std=std)
     weights = to_checkpoint_tensors(model.state_dict())
     add_adapters(model, adapter)
     fresh = FreshAdapters(checkpoint_shapes(model), Weights(weights), seed=5)
@@ -93,6 +100,15 @@ def test_merged_weights_compute_what_the_adapter_computes(recipe, adapter, tmp_p
     merged = Glm4Moe(recipe)
     merged.load_state_dict(from_checkpoint_tensors(written(model, adapter, tmp_path)))
     torch.testing.assert_close(merged(TOKENS_BT).logits_BTV, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
+def test_without_its_adapters_a_model_is_the_frozen_one(adapter):
+    model, frozen = adapted_model(GLM46, adapter), random_model(GLM46)
+    adapted = model(TOKENS_BT).logits_BTV
+    with without_adapters(model):
+        torch.testing.assert_close(model(TOKENS_BT).logits_BTV, frozen(TOKENS_BT).logits_BTV, rtol=1e-5, atol=1e-5)
+    assert model(TOKENS_BT).logits_BTV.equal(adapted)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)

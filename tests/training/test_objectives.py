@@ -299,9 +299,9 @@ def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, t
     ("recipe", "resources", "message"),
     [
         (
-            {"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["attention"]}},
+            {"adapter": {"kind": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.1, "targets": ["attention"]}},
             {},
-            "adapter.kind lora cannot train grpo, .* set adapter.kind to none",
+            "adapter.dropout 0.1 cannot train grpo: .* Set adapter.dropout to 0",
         ),
         (
             {"adapter": {"kind": "qlora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["attention"]}},

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from configs.load import load_scale, scale_names
-from configs.schema import AdapterRecipe, TrainingRecipe, TrainingResources
+from configs.schema import AdapterRecipe, PpoObjective, TrainingRecipe, TrainingResources
 from model.architecture.counts import count_parameters, count_trained, training_flops_per_token
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import to_checkpoint_tensors
@@ -25,6 +25,7 @@ from tasks.training.plan.topology import data_parallel, impossible_topology
 from tasks.training.plan.worlds import smaller_worlds
 from tasks.training.schedule.phase_steps import summarize_steps
 from tasks.training.schedule.schedules import learning_rate_at, plan_step, value_at
+from tests.configs.test_phase_graph import CRITIC
 from tests.conftest import ROOT
 from tests.support.model_recipes import AIR, GLM46
 
@@ -369,6 +370,25 @@ def test_frozen_weights_cost_two_thirds_and_kv_cache_is_planned_only_for_answers
         == 0
         < plan_training(load_scale("recipes/glm45_air_grpo")).phases[0].rank_memory.kv_cache
     )
+
+
+def test_a_policys_adapter_copies_no_frozen_weights_for_sampling_nor_for_a_reference():
+    scale = load_scale("recipes/glm45_air_grpo_lora")
+    recipe = recipe_of(scale)
+    resources = scale.phases[0].resources.model_copy(update={"num_ranks": 1, "pipeline_parallel": 1})
+    resources = resources.model_copy(update={"expert_parallel": 1})
+    whole = recipe.model_copy(update={"adapter": recipe.adapter.model_copy(update={"kind": "none"})})
+    ppo = PpoObjective.model_validate(recipe.objective.model_dump() | CRITIC | {"kind": "ppo"})
+    trained = count_trained(recipe.model, recipe.adapter).total(recipe.model)
+    own, full = (rank_memory(each, resources) for each in (recipe, whole))
+    assert own.sampling_weights == 2 * trained and own.weights == full.weights
+    assert full.sampling_weights > 30 * own.sampling_weights
+    beside, beside_full = (
+        rank_memory(each.model_copy(update={"objective": ppo}), resources) for each in (recipe, whole)
+    )
+    critic, reference = beside.weights - own.weights, full.weights
+    assert beside_full.weights - full.weights == critic + reference
+    assert beside.optimizer - own.optimizer == beside_full.optimizer - full.optimizer > own.optimizer
 
 
 def test_attention_is_counted_inside_documents_where_rows_hold_whole_ones():

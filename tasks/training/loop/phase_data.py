@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from configs.files.block_reader import BlockReader
 from configs.schema import PolicyObjective, PpoObjective
+from model.architecture.adapters import without_adapters
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.packing.packed_rows import PackedRows
 from tasks.training.loop.batches import Rows, read_micro_batches, refuse_foreign_tokens
@@ -138,7 +139,8 @@ class PolicyData:
         self.critic = self.reference = self.reward_model = None
         if trainable.critic is not None:
             self.critic = trainable.critic.model
-            self.reference = open_frozen(job.start_weights_dir, self.dtype, trainable.device)
+            if job.recipe.adapter.kind == "none":
+                self.reference = open_frozen(job.start_weights_dir, self.dtype, trainable.device)
         if job.reward_model_dir:
             self.reward_model = open_frozen(job.reward_model_dir, self.dtype, trainable.device, is_scored=True)
 
@@ -215,10 +217,12 @@ class PolicyData:
 
     def _critique(self, rows: AnswerRows, trainer_BT: Tensor, rewards_B: Tensor) -> Estimates:
         assert isinstance(self.objective, PpoObjective), self.objective
-        assert self.critic is not None and self.reference is not None, self.objective
+        assert self.critic is not None, self.objective
         critic = policy_model(self.critic, self.dtype)
         values_BT = compute_rows(lambda own: token_values(critic, own, self.num_sequences), rows, self.ranks)
-        reference_BT = self._likelihood(self.reference, replace(rows, replays=False))
+        reference = self.reference or policy_model(self.model, self.dtype)  # with an adapter: the frozen weights
+        with without_adapters(reference):
+            reference_BT = self._likelihood(reference, replace(rows, replays=False))
         return estimate_advantages(rows, rewards_B, values_BT, trainer_BT, reference_BT, self.objective)
 
     def describe(self, plan: StepPlan, position: Position) -> list[dict[str, object]]:

@@ -94,11 +94,6 @@ def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) ->
             "adapter.kind qlora computes with frozen weights of 4 bits, for which no rank has kernels: set "
             "adapter.kind to lora"
         )
-    if isinstance(recipe.objective, PolicyObjective):
-        reasons.append(
-            f"adapter.kind {adapter.kind} cannot train {recipe.objective.kind}, whose answers are sampled from the "
-            f"weights themselves: set adapter.kind to none"
-        )
     if adapter.kind == "dora" and adapter.targets != ("attention",):
         reasons.append(
             "adapter.kind dora with MLPs or experts: PEFT loads no magnitudes of theirs into this architecture. Set "
@@ -128,6 +123,11 @@ def impossible_dropout(recipe: TrainingRecipe, resources: TrainingResources) -> 
     if not adapter.dropout:
         return []
     named, reasons = f"adapter.dropout {adapter.dropout:g}", []
+    if isinstance(recipe.objective, PolicyObjective):
+        reasons.append(
+            f"{named} cannot train {recipe.objective.kind}: the policy in training would be another one than that "
+            f"which sampled. Set adapter.dropout to 0"
+        )
     if adapter.kind == "dora":
         reasons.append(f"{named} with adapter.kind dora, whose norms know of none: set adapter.dropout to 0")
     if "routed_experts" in adapter.targets:

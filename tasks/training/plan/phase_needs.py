@@ -41,8 +41,9 @@ def phase_needs(
     """Of a phase that takes these hours without failures and saves; `step` where it was derived for accelerators."""
     steps = summarize_steps(recipe)
     seconds_per_step = hours * 3600 / steps.num_steps
-    num_models = 2 if isinstance(recipe.objective, PpoObjective) else 1  # PPO's critic has checkpoints of its own
-    state = num_models * state_bytes(recipe)
+    state = state_bytes(recipe)
+    if isinstance(recipe.objective, PpoObjective):
+        state += state_bytes(recipe.critic_recipe)
     weights = (BFLOAT16_BYTES if recipe.dtype == "bfloat16" else FLOAT32_BYTES) * count_parameters(recipe.model).total
     num_checkpoints = -(-steps.num_steps // resources.save_interval_steps)
     save_hours = failure_hours = num_failures = 0.0

@@ -40,7 +40,7 @@ class RankMemory:
     kv_cache: int
     """Of the answers that are sampled at once; 0 outside policy phases, as is `sampling_weights`."""
     sampling_weights: int
-    """The copy of the weights that answers are sampled with."""
+    """The copy of the weights that answers are sampled with, in bfloat16 of an adapter only."""
     host_optimizer: int
     """Master weights and moments in host memory or on NVMe, per rank."""
     host_weights: int
@@ -102,7 +102,9 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
     rows_per_copy = max(1, summarize_steps(recipe).max_rows // data_parallel(resources))
     num_tokens = resources.micro_batch_sequences * recipe.sequence_length // resources.context_parallel
     num_batches = -(-rows_per_copy // resources.micro_batch_sequences)
-    kv_cache, sampling_weights = _sampling(recipe, resources, rows_per_copy, element * moving)
+    is_adapted = recipe.adapter.kind != "none" and recipe.dtype == "bfloat16"  # frozen weights are sampled as they are
+    copied = sum((part.trained if is_adapted else part.weights) / _over(part, resources) for part in held)
+    kv_cache, sampling_weights = _sampling(recipe, resources, rows_per_copy, element * copied)
     return RankMemory(
         weights=0 if parameters_are else int(weights),
         gradients=int(gradients),
@@ -127,14 +129,16 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
 
 def _models_beside(recipe: TrainingRecipe, layers: range, *, is_first: bool, is_last: bool) -> list[tuple[Part, Part]]:
     """What a policy phase holds beside its policy, and what it trains of that: the critic and the reference of PPO, the
-    reward model of either."""
+    reward model of either. With an adapter the reference is the policy without it."""
     objective, beside = recipe.objective, []
     if not isinstance(objective, PolicyObjective):
         return []
     scored = recipe.model.model_copy(update={"num_nextn_predict_layers": 0})
-    scorer = stage_parts(recipe, scored, layers, is_first=is_first, is_last=is_last, is_scored=True)
+    whole = recipe.model_copy(update={"adapter": recipe.adapter.model_copy(update={"kind": "none"})})
+    scorer = stage_parts(whole, scored, layers, is_first=is_first, is_last=is_last, is_scored=True)
     if isinstance(objective, PpoObjective):
         beside = [(part, part) for part in scorer]
+    if isinstance(objective, PpoObjective) and recipe.adapter.kind == "none":
         reference = stage_parts(recipe, recipe.model, layers, is_first=is_first, is_last=is_last)
         beside += [(part, _frozen(part)) for part in reference]
     return beside + [(part, _frozen(part)) for part in scorer if objective.reward_model is not None]
@@ -196,8 +200,8 @@ def _update_bytes(
 def _sampling(
     recipe: TrainingRecipe, resources: TrainingResources, num_answers: int, weights: float
 ) -> tuple[int, int]:
-    """Caches of the answers sampled at once, and the weights they are sampled with: a bfloat16 copy, or packed ones on
-    a CPU."""
+    """Caches of the answers sampled at once, and the copied weights they are sampled with: in bfloat16, or packed on a
+    CPU."""
     if not isinstance(recipe.objective, PolicyObjective):
         return 0, 0
     is_copied = recipe.dtype == "bfloat16" or resources.device == "cpu"

@@ -5,7 +5,8 @@ them, and each reads what its files hold. An adapter's phase exports the weights
 itself in PEFT's format (adapter/), and a hand-over state without masters: the next phase reads hf/.
 
 A hand-over's files: master-NNNNN.safetensors (float32 weights and router biases), momentum-NNNNN (Muon),
-first_moment-NNNNN and second_moment-NNNNN (AdamW), state.json; those of a critic begin with `critic-`.
+first_moment-NNNNN and second_moment-NNNNN (AdamW), state.json; those of a critic begin with `critic-`. Of an adapter
+state.json, and unreached.json where no gradient reached one of its tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tasks.training.state.checkpoints import find_checkpoint, read_index
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.saved_state import STATE_FILE, SavedState
 from tasks.training.state.tensor_sources import open_weights
-from tasks.training.state.unreached_tensors import FIRST_MOMENTS, UNREACHED
+from tasks.training.state.unreached_tensors import FIRST_MOMENTS, UNREACHED, UNREACHED_FILE
 
 MAX_SHARD_BYTES = 4 << 30
 MAX_HANDOVER_BYTES = 1 << 30
@@ -66,13 +67,19 @@ def export_checkpoint(job: TrainingJob) -> None:
 
 
 def write_handover(saved: SavedState, handover_dir: Path, has_tensors: bool, writer: Writer) -> None:
-    """Whole tensors by kind, one file in memory at a time. Equal state, equal bytes."""
+    """Whole tensors by kind, one file in memory at a time; without them the names of those that no gradient reached.
+    Equal state, equal bytes."""
     for kind in saved.kinds() if has_tensors else ():
         source = saved.of_kind(kind)
         for number, names in enumerate(plan_shards(source.shapes(), torch.float32, MAX_HANDOVER_BYTES), start=1):
             if writer.writes(number):
                 shard = {name: source.tensor(name) for name in names}
                 save_file(shard, handover_dir / f"{kind}-{number:05d}.safetensors", _described(shard, kind))
+    if writer.is_first and not has_tensors:
+        moments = [(name, saved.of_kind(kind)) for kind in FIRST_MOMENTS for name in saved.of_kind(kind).names()]
+        unreached = sorted(name for name, own in moments if not own.tensor(name).any())
+        if unreached:
+            (handover_dir / UNREACHED_FILE).write_text(json.dumps(unreached, indent=1) + "\n")
     if writer.is_first:
         (handover_dir / STATE_FILE).write_bytes(saved.position_bytes())
 

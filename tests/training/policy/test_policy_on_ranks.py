@@ -4,10 +4,12 @@ ZeRO, further prompts for groups without signal, fillers, and after an interrupt
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
+from model.formats.hf_checkpoint import load_model
 from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE, TrainingJob
 from tasks.training.train_phase import describe_job
 from tests.configs.test_phase_graph import CRITIC
@@ -15,16 +17,19 @@ from tests.support.rank_processes import on_ranks
 from tests.support.saved_states import whole_tensors
 from tests.support.training_dynamics import AfterSteps, state_digest, trained, variant
 from tests.support.training_inputs import RESOURCES, SEQUENCE_LENGTH, TrainingInputs, metrics_of
+from tests.training.test_adapters import LORA
 from tests.training.test_objectives import GRPO, course, rl_recipe, sft_recipe
 
 NUM_RANKS, NUM_STEPS, GROUPS, GROUP_SIZE = 2, 2, 5, 3
 SIZE = {"samples_per_prompt": GROUP_SIZE}
 REFILLING = {"max_refills": 2, "updates_per_rollout": 2}
 SEQUENCES = {"kind": "gspo", "loss_mean": "answers", "clip_low": 3e-4, "clip_high": 4e-4, "updates_per_rollout": 2}
+PPO = GRPO | CRITIC | {"kind": "ppo", "updates_per_rollout": 2}
 CASES = {
-    "grpo": (GRPO | REFILLING, {"zero_stage": 0}),
-    "gspo": (GRPO | SEQUENCES, {"zero_stage": 2}),
-    "ppo": (GRPO | CRITIC | {"kind": "ppo", "updates_per_rollout": 2}, {"zero_stage": 1}),
+    "grpo": ({"objective": GRPO | REFILLING | SIZE}, {"zero_stage": 0}),
+    "gspo": ({"objective": GRPO | SEQUENCES | SIZE}, {"zero_stage": 2}),
+    "ppo": ({"objective": PPO | SIZE}, {"zero_stage": 1}),
+    "adapted": ({"objective": GRPO | REFILLING | SIZE, "adapter": LORA}, {"zero_stage": 2}),
 }
 ANSWERS = ("0", "wrong", "1", "wrong")
 """Half of the prompts have no right answer: their groups have equal rewards."""
@@ -38,8 +43,12 @@ def run_cases(rank: int, num_ranks: int, jobs: dict[str, dict], zero_stages: dic
         changes = {"num_ranks": num_ranks, "ranks_per_node": num_ranks}
         changes["zero_stage"] = zero_stages[name] if num_ranks > 1 else 0
         job = variant(job, str(num_ranks), changes)
-        trained(job)
+        model = trained(job).trainable.model
         digests[name] = state_digest(job)
+        if name == "adapted":
+            start = load_model(Path(job.start_weights_dir)).state_dict()
+            frozen = [each for each in model.named_parameters() if not each[1].requires_grad]
+            assert frozen and all(parameter.equal(start[key]) for key, parameter in frozen), "frozen weights moved"
     if num_ranks > 1:
         first = TrainingJob.model_validate(jobs["grpo"])
         again = variant(first, "again", {"num_ranks": num_ranks, "ranks_per_node": num_ranks})
@@ -57,11 +66,11 @@ def runs(tmp_path_factory):
     tuned = inputs.train(inputs.chat_arguments(sft_recipe()))
     resources = RESOURCES.model_copy(update={"micro_batch_sequences": 7, "bucket_elements": 20_000})
     jobs = {}
-    for name, (objective, _) in CASES.items():
+    for name, (changes, _) in CASES.items():
         num_tokens = NUM_STEPS * GROUPS * GROUP_SIZE * SEQUENCE_LENGTH
         tokens = {"num_tokens": num_tokens, "course_num_tokens": num_tokens}
         axis = course("rl_reasoning", 2e-3, GROUPS * GROUP_SIZE)
-        recipe = rl_recipe(objective=objective | SIZE, max_epochs=20.0, course=axis, **tokens)
+        recipe = rl_recipe(max_epochs=20.0, course=axis, **changes, **tokens)
         arguments = inputs.prompt_arguments(recipe, ANSWERS, resources, start=tuned)
         jobs[name] = describe_job(work_dir=root / name, **arguments).model_dump(mode="json")
     stages = {name: changes["zero_stage"] for name, (_, changes) in CASES.items()}
