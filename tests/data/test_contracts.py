@@ -210,7 +210,7 @@ def write_toy_table(*, output: Output) -> ToyTable:
         "messages": ['[{"role":"assistant"}]'] * 3,
         "tools": ["[]"] * 3,
     }
-    for name in ("problems", "prompts", "tasks", "chats", "held_out", "safety"):
+    for name in ("problems", "prompts", "tasks", "chats", "held_out", "held_out_tasks", "safety"):
         pd.DataFrame(rows).to_parquet(output.path(f"{name}.parquet"))
     return ToyTable(num_rows=3)
 
