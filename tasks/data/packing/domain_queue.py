@@ -55,11 +55,11 @@ class Totals:
     def of(pieces: ShardPieces, num_buckets: int) -> Totals:
         lengths, buckets = pieces.units[:, LENGTH], pieces.units[:, BUCKET]
         tokens = np.bincount(buckets, weights=lengths, minlength=num_buckets)
-        return Totals(len(pieces.buckets), len(pieces.units), pieces.num_too_long, tokens)
+        return Totals(len(pieces.buckets), len(pieces.units), pieces.num_too_long, tokens.astype(np.float64))
 
 
 @dataclass(frozen=True)
-class Domain:
+class DomainPieces:
     """A domain's shards, as a phase reads them."""
 
     name: str
@@ -123,7 +123,9 @@ class Domain:
         """Units (UNIT_COLUMNS) from a position on, without an end: first the waiting documents, then the buckets in
         parallel, each at its pace. The threads make some ahead."""
         waiting = [
-            self._units(shard, *own) for visit in position.waiting for shard, *own in self.documents(visit, visit + 1)
+            self._units(shard, sequences, visits)
+            for visit in position.waiting
+            for shard, sequences, visits in self.documents(visit, visit + 1)
         ]
         units = np.concatenate([NO_UNITS, *waiting])
         yield units[np.array(self.weights)[units[:, BUCKET]] > 0]
@@ -154,7 +156,7 @@ class Domain:
 class Queue:
     """The units of a domain that come next, from a position on."""
 
-    def __init__(self, domain: Domain, position: DomainPosition, threads: Executor) -> None:
+    def __init__(self, domain: DomainPieces, position: DomainPosition, threads: Executor) -> None:
         self._chunks, self._position = domain.chunks(position, threads), position
         self.held = next(self._chunks)
         """Units that were made and not read, in their order."""
@@ -162,7 +164,7 @@ class Queue:
         self._next_visits = np.array(position.next_visits)
 
     def hold(self, num_tokens: int) -> I64:
-        """The number of tokens up to the end of each held unit, after more were added so that they have `num_tokens`."""
+        """Tokens up to the end of each held unit, after more were added so that they have `num_tokens`."""
         parts, num_held = [self.held], int(self.held[:, LENGTH].sum())
         while num_held < num_tokens:
             parts.append(next(self._chunks))

@@ -38,7 +38,7 @@ from tasks.data.packing.domain_pieces import (
     pieces_of,
     read_buckets,
 )
-from tasks.data.packing.domain_queue import Domain, Queue, Totals, ahead
+from tasks.data.packing.domain_queue import DomainPieces, Queue, Totals, ahead
 from tasks.data.packing.fill_in_middle import (
     NUM_EXTRA,
     Rearrangement,
@@ -191,13 +191,13 @@ def _domains(
     weights: tuple[float, ...],
     pieces: Callable[[int], ShardPieces],
     threads: Executor,
-) -> dict[str, Domain]:
+) -> dict[str, DomainPieces]:
     """The domains of the mixture: every shard of theirs is read once to count what it has."""
     domains = {}
     for name in recipe.domains:
         own = tuple(number for number, domain in enumerate(domain_names) if domain == name)
         totals = tuple(threads.map(lambda number: Totals.of(pieces(number), len(weights)), own))
-        domains[name] = Domain(name, recipe.seed, own, totals, weights, pieces)
+        domains[name] = DomainPieces(name, recipe.seed, own, totals, weights, pieces)
     return domains
 
 
@@ -275,9 +275,7 @@ def _quality_buckets(
     )
 
 
-def _expand(
-    placed: PlacedUnits, pieces: Callable[[int], ShardPieces], chosen: Rearrangement, glue: int
-) -> np.ndarray:
+def _expand(placed: PlacedUnits, pieces: Callable[[int], ShardPieces], chosen: Rearrangement, glue: int) -> np.ndarray:
     """Lines of a part: one per unit, or those of its fill-in-the-middle; each unit is cut to its kept tokens."""
     import numpy as np
 

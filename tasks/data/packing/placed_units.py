@@ -16,7 +16,7 @@ import numpy as np
 
 from tasks.data.packing.best_fit import num_rows, place_pieces, row_shapes
 from tasks.data.packing.domain_pieces import LENGTH
-from tasks.data.packing.domain_queue import Domain, Queue
+from tasks.data.packing.domain_queue import DomainPieces, Queue
 from tasks.data.packing.mixture_schedule import split_tokens
 from tasks.data.packing.mixture_shares import MixtureSchedule
 
@@ -54,7 +54,7 @@ def slice_rows(recipe: PackingRecipe) -> int | None:
     return max(MIN_SLICE_ROWS, -(-(recipe.num_tokens // recipe.sequence_length) // MAX_SLICES))
 
 
-def part_tokens(domains: Iterable[Domain]) -> int:
+def part_tokens(domains: Iterable[DomainPieces]) -> int:
     """Tokens of a part that reads of these domains."""
     return min(MAX_PART_TOKENS, int(PART_UNITS * min(domain.tokens_per_unit for domain in domains)))
 

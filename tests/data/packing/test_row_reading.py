@@ -44,7 +44,7 @@ def write_shards(directory: Path, dtype: np.dtype, shards: dict[str, int]) -> di
 
 
 def write_order(directory: Path, lengths: dict[str, np.ndarray], packing: str) -> None:
-    """Random pieces of all shards in three parts: one after the other in a stream, or with gaps between rows and without glue."""
+    """Random pieces of all shards, in three parts: one after the other in a stream, or with gaps between rows."""
     draw = np.random.default_rng(12)
     shard = draw.integers(0, len(SHARDS), NUM_PIECES)
     sequence = np.array([draw.integers(0, len(list(lengths.values())[number])) for number in shard])
@@ -82,9 +82,7 @@ def placed(directory: Path, packing: str, vocab_size: int, shards: dict[str, int
     return local, remote
 
 
-@pytest.fixture(
-    scope="module", params=[("stream", 60_000), ("stream", 100_000), ("best_fit", 100_000)]
-)
+@pytest.fixture(scope="module", params=[("stream", 60_000), ("stream", 100_000), ("best_fit", 100_000)])
 def places(request, s3_server, tmp_path_factory):
     return placed(tmp_path_factory.mktemp("places"), *request.param, SHARDS)
 
@@ -122,7 +120,7 @@ def test_rows_equal_the_pieces_of_the_order(places, tmp_path):
     starts = [
         np.frombuffer(files[f"{name}.idx"].read_bytes(), "<i8", SHARDS[name], 34 + 4 * SHARDS[name]) for name in SHARDS
     ]
-    order = packed_lines(Path(files[PACKING_FILE].uri).parent)
+    order = packed_lines(files[PACKING_FILE].parent)
     end = int((order[:, 4] + order[:, 3]).max()) + SEQUENCE_LENGTH
     flat, owner, kept = np.zeros(end, np.int32), np.full(end, -1), np.zeros(end, bool)
     for shard, sequence, offset, length, slot, document in order.tolist():
