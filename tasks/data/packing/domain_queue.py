@@ -84,12 +84,17 @@ class DomainPieces:
     @cached_property
     def num_tokens(self) -> int:
         """Tokens of one epoch: each piece counts as often as its bucket weighs."""
-        return int(np.array(self.weights) @ sum(total.tokens for total in self.totals))
+        return int(np.array(self.weights) @ self._tokens)
+
+    @cached_property
+    def _tokens(self) -> NDArray[np.float64]:
+        """Tokens by bucket."""
+        return sum((total.tokens for total in self.totals), np.zeros(len(self.weights)))
 
     @property
     def tokens_per_unit(self) -> float:
         """On average, at least 1."""
-        return max(1.0, float(sum(total.tokens.sum() for total in self.totals)) / max(1, self.num_units))
+        return max(1.0, float(self._tokens.sum()) / max(1, self.num_units))
 
     @cached_property
     def _epoch(self) -> Callable[[int], tuple[I64, I64]]:

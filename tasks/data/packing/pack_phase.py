@@ -21,14 +21,14 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from configs.files.block_reader import BlockReader
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.packing.course_position import POSITION_FILE, CoursePosition, read_position
+from tasks.data.packing.course_position import POSITION_FILE, CoursePosition, DomainPosition, read_position
 from tasks.data.packing.domain_pieces import (
     ALIKE,
     LENGTH,
@@ -138,16 +138,7 @@ def _pack(
     num_rows = recipe.num_tokens // recipe.sequence_length
     if absent:
         output.report(Progress(0, num_rows, "rows", f"no text of {', '.join(absent)}: its share goes to other domains"))
-    available = {name: own.num_tokens for name, own in domains.items()}
-    epochs = {name: own.epochs for name, own in positions.items()}
-    wanted = allot_tokens(recipe, available, slots_of(recipe, num_rows), epochs)
-    schedule = schedule_mixture(recipe, available)
-    queues = {name: Queue(domains[name], positions[name], threads) for name, amount in wanted.items() if amount}
-    size = part_tokens(domains[name] for name in queues)
-    if row_slots is None:
-        placed = place_stream(queues, wanted, schedule, size)
-    else:
-        placed = place_best_fit(queues, schedule, recipe, row_slots, size)
+    queues, placed = _placed(recipe, domains, positions, row_slots, threads)
 
     def write(part: tuple[int, PlacedUnits]) -> tuple[PartCounts, Counter[str], int]:
         number, own = part
@@ -162,7 +153,7 @@ def _pack(
         num_rearranged += num_moved
         output.report(Progress(num_rows * tokens.total() // slots_of(recipe, num_rows), num_rows, "rows"))
     shares = dict(sorted(tokens.items()))
-    passes = {name: count / available[name] for name, count in shares.items()}
+    passes = {name: count / domains[name].num_tokens for name, count in shares.items()}
     reached = begin.with_domains({name: queue.reached(passes.get(name, 0.0)) for name, queue in queues.items()})
     output.path(POSITION_FILE).write_text(reached.dump())
     if tokenizer is not None:
@@ -199,6 +190,26 @@ def _domains(
         totals = tuple(threads.map(lambda number: Totals.of(pieces(number), len(weights)), own))
         domains[name] = DomainPieces(name, recipe.seed, own, totals, weights, pieces)
     return domains
+
+
+def _placed(
+    recipe: PackingRecipe,
+    domains: dict[str, DomainPieces],
+    positions: dict[str, DomainPosition],
+    row_slots: int | None,
+    threads: Executor,
+) -> tuple[dict[str, Queue], Iterator[PlacedUnits]]:
+    """What is left to read of the domains that the phase reads, and the parts, made as they are taken."""
+    available = {name: own.num_tokens for name, own in domains.items()}
+    epochs = {name: own.epochs for name, own in positions.items()}
+    num_slots = slots_of(recipe, recipe.num_tokens // recipe.sequence_length)
+    wanted = allot_tokens(recipe, available, num_slots, epochs)
+    schedule = schedule_mixture(recipe, available)
+    queues = {name: Queue(domains[name], positions[name], threads) for name, amount in wanted.items() if amount}
+    size = part_tokens(domains[name] for name in queues)
+    if row_slots is None:
+        return queues, place_stream(queues, wanted, schedule, size)
+    return queues, place_best_fit(queues, schedule, recipe, row_slots, size)
 
 
 def _course_epochs(reached: CoursePosition) -> dict[str, float]:
