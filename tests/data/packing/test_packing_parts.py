@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import tracemalloc
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from configs.schema import PackingRecipe
+from data_contracts.runner import read_contract
 from infra.step import Output, Record, step
 from tasks.data.packing import domain_queue, placed_units
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.shards.token_shard import token_dtype, write_index
-from tests.support.data_inputs import compute
+from tasks.data.validate_contract import check_files
+from tests.support.data_inputs import RESOURCES, compute
 from tests.support.training_inputs import packed_lines, packed_rows
 
 SHARD_DOCUMENTS, MEAN_TOKENS = 1000, 40
@@ -151,3 +154,19 @@ def test_best_fit_in_many_parts_loses_no_slot_and_no_document(shards_of, tmp_pat
         assert max(reads.values()) - (min(reads.values()) if len(reads) == 4 * SHARD_DOCUMENTS else 0) <= 1
     share = many.record.tokens_by_domain["web"] / many.record.num_tokens
     assert abs(share - 0.6) * many.record.num_tokens < 2 * 129
+
+
+def test_the_contract_is_held_against_every_part(shards_of, tmp_path):
+    (table,) = read_contract("packed")
+    packed = pack(tmp_path / "store", shards_of(8), recipe(7000, "stream"))
+    findings, num_rows = check_files(packed, table, "packed", RESOURCES)
+    assert all(finding.is_met for finding in findings) and len(findings) == len(table.expectations)
+    assert num_rows == len(packed_lines(packed))
+    paths = packed.paths("order-*.npy")
+    lines = np.load(paths[2])
+    lines[7, 3] = 0
+    paths[2] = tmp_path / "order-00002.npy"
+    np.save(paths[2], lines)
+    broken = SimpleNamespace(files=packed.files, paths=lambda pattern: paths)
+    findings, _ = check_files(broken, table, "packed", RESOURCES)
+    assert [finding.arguments["column"] for finding in findings if not finding.is_met] == ["length"]
