@@ -38,7 +38,8 @@ from configs.files.block_reader import BlockReader
 from configs.files.file_digests import FileDigests, digests_of
 from configs.files.s3_objects import download
 from configs.files.stored_files import StoredFile
-from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE, PackedRows
+from tasks.data.packing.packed_order import part_name, write_part
+from tasks.data.packing.packed_rows import PACKING_FILE, PackedRows
 from tasks.data.shards.token_shard import index_bytes, open_shard, token_dtype
 from tasks.training.loop.prefetch import Prefetcher
 
@@ -105,10 +106,11 @@ def write_inputs(root: Path, num_shards: int, num_tokens: int) -> list[StoredFil
         pieces.append(np.column_stack([np.full_like(sequences, number), sequences, np.zeros_like(sequences), lengths]))
     order = draw.permutation(np.concatenate(pieces))
     order = np.column_stack([order, np.cumsum(order[:, 3]) - order[:, 3], np.arange(len(order))]).astype(np.int64)
-    np.save(root / ORDER_FILE, order)
+    part = write_part(root / part_name(0), order)
     names = [f"web-{number:05d}" for number in range(num_shards)]
     packing = {"packing": "stream", "sequence_length": ROW_TOKENS, "seed": 46, "shards": names, "has_glue": False}
-    files.append(_stored(f"{root}/{ORDER_FILE}", (root / ORDER_FILE).read_bytes()))
+    packing["parts"] = [part]
+    files.append(_stored(f"{root}/{part_name(0)}", (root / part_name(0)).read_bytes()))
     files.append(_stored(f"{root}/{PACKING_FILE}", json.dumps(packing).encode()))
     return files
 
@@ -144,7 +146,7 @@ def read_steps(
     given: argparse.Namespace, files: list[StoredFile], cache_dir: Path, reads_indexes: bool, rank: int
 ) -> Row:
     """One rank: its seconds and its memory. The phase's rows are shuffled, so that a step's are anywhere in it."""
-    own = [file for file in files if file.name in (ORDER_FILE, PACKING_FILE)]
+    own = [file for file in files if file.name in (part_name(0), PACKING_FILE)]
     started = time.monotonic()
     if reads_indexes:
         indexes = [open_shard(Path(file.uri)) for file in files if file.name.endswith(".bin")]

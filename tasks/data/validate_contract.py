@@ -76,8 +76,11 @@ def check_files(
     `max_pandas_bytes`."""
     files = subject.files(table.files)
     if files[0].name.endswith(".npy"):
-        frame = _read_array(subject.path(table.files), table.columns)
-        return check_table(table, frame), len(frame)
+        frames = (_read_array(path, table.columns) for path in subject.paths(table.files))
+        by_part = [(check_table(table, frame), len(frame)) for frame in frames]
+        by_expectation = zip(*(own for own, _ in by_part), strict=True)
+        worst = [min(own, key=lambda finding: finding.is_met) for own in by_expectation]
+        return worst, sum(num_rows for _, num_rows in by_part)
     is_one_small = files[0].uri.endswith(f"/{table.files}") and files[0].size <= MAX_LOCAL_BYTES
     if resources.is_local and not files[0].uri.startswith(S3):
         checked = check_files_by_pandas(files, table, max_pandas_bytes)
@@ -100,7 +103,7 @@ def check_files(
 
 
 def _read_array(path: Path, columns: tuple[str, ...]) -> Any:
-    """A two-dimensional array as a table; the contract names its columns."""
+    """A two-dimensional array, a part of a table; the contract names its columns and holds for each part."""
     import numpy as np
     import pandas as pd
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
-from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE
+from tasks.data.packing.packed_order import ORDER_FILES
+from tasks.data.packing.packed_rows import PACKING_FILE
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-LINES_PER_BLOCK = 1 << 20
 TRAIN_STEP, IMPORT_STEP = "train_phase", "import_checkpoint"
 PROMPTS_FILE = "prompts.parquet"
 
@@ -129,12 +129,12 @@ def tokens_of_sequence(graph: ManifestGraph, phase: TrainedPhase, shard: str, se
 
 
 def _order_blocks(graph: ManifestGraph, phase: TrainedPhase) -> Iterator[np.ndarray]:
-    """The packed order's lines (shard, sequence, offset, length, slot), some at a time."""
+    """The packed order's lines (shard, sequence, offset, length and others), one part at a time."""
     import numpy as np
 
     assert phase.packed is not None, phase.name
-    order = np.load(graph.open(phase.packed).path(ORDER_FILE), mmap_mode="r", allow_pickle=False)
-    return (np.asarray(order[start : start + LINES_PER_BLOCK]) for start in range(0, len(order), LINES_PER_BLOCK))
+    paths = graph.open(phase.packed).paths(ORDER_FILES)
+    return (np.load(path, allow_pickle=False) for path in paths)
 
 
 def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manifest) -> list[str]:

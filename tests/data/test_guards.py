@@ -63,7 +63,7 @@ SMALL_FILES = {
 }
 """Files whose size a configuration bounds: the driver may read them whole."""
 NAMED_ELSEWHERE = {"protected_items": {"name"}, "validate_contract": {"table.files"}}
-"""Calls whose file is a variable: generated problems; order.npy, and tables on one machine with a directory."""
+"""Calls whose file is a variable: generated problems; tables on one machine with a directory."""
 
 
 def spark_modules() -> list[Path]:

@@ -48,6 +48,7 @@ TOYS: dict[str, Toy] = {
     ),
     "training.recompute": ("", {"BATCH": 1, "LENGTH": 64, "ROUNDS": 1, "RECIPE": SMALL}),
     "training.roofline": ("", {"NUM_ROWS": 1, "LENGTH": 64, "RECIPE": SMALL}),
+    "training.phase_order": ("--documents 400 800", {"SHARD_DOCUMENTS": 100}),
     "training.row_reading": ("--shards 6 --shard-tokens 20000 --rows 1 --steps 2 --step-seconds 0.01 --wait-ms 1", {}),
     "training.train_step": ("--rounds 1 --steps 1", {"BATCH": 1, "LENGTH": 64, "RECIPE": SMALL}),
     "data.corpus_cost": ("--terabytes 1", {}),
@@ -82,6 +83,7 @@ OTHER_RECORDS = {
     "data.stages": {"ours", "table", "unit", "versions"},
     "goodput": {"ours", "unit", "undisturbed", "interruptions", "versions"},
     "phases": {"ours", "unit", "figures", "versions"},
+    "training.phase_order": {"ours", "unit", "table", "corpus", "versions"},
     "training.plan_accuracy": {"ours", "unit", "assumed", "memory", "phases", "versions"},
     "training.roofline": {"ours", "unit", "tokens", "passes", "update", "versions"},
 }

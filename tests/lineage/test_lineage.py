@@ -11,7 +11,6 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -52,6 +51,7 @@ from tests.support.data_inputs import (
     write_packages,
 )
 from tests.support.postgres import needs_postgres, postgres
+from tests.support.training_inputs import packed_lines
 
 CHAIN_RECIPE = chain_recipe(
     SYNTHESIS.model_copy(
@@ -292,7 +292,7 @@ def read_by_hand(order: Artifact, shards: list[Artifact]) -> Counter:
         (row["shard"], row["sequence"]): row["id"] for artifact in shards for row in rows(artifact, "members.parquet")
     }
     tokens = Counter()
-    for shard, sequence, _, length, _, _ in np.load(order.path("order.npy")).tolist():
+    for shard, sequence, _, length, _, _ in packed_lines(order).tolist():
         if shard == len(names):
             continue  # special tokens of fill-in-the-middle belong to no document
         tokens[members[(names[shard], sequence)]] += length

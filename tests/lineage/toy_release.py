@@ -18,6 +18,7 @@ from infra.registry.model_registry import DIGEST_TAG, GGUF_TAG, PROMOTION_DECISI
 from infra.registry.registered_versions import NamedVersion
 from infra.step import Artifact, Output, Record, Step, step
 from infra.storage.store import Store
+from tasks.data.packing.packed_order import part_name, write_part
 from tasks.data.records.documents import document_id
 
 MODEL = "glm46-micro"
@@ -109,10 +110,10 @@ def shard_documents(*, documents, tokenizer, output: Output) -> Toy:
     return Toy(name="shards")
 
 
-@step(content=("order.npy", "packing.json"))
+@step(content=("order-*.npy", "packing.json"))
 def pack_phase(*, shards, output: Output) -> Packed:
     lines = [(0, sequence, 0, 4, 0, 0) for sequence in range(len(KEPT))]
-    np.save(output.path("order.npy"), np.array(lines, dtype=np.int64))
+    write_part(output.path(part_name(0)), np.array(lines, dtype=np.int64))
     output.path("packing.json").write_text(json.dumps({"shards": ["s0"]}))
     return Packed()
 

@@ -166,7 +166,7 @@ def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | N
     rows = (
         None
         if is_policy
-        else commit(store, toy("pack_phase", packed, lambda output: output.path("order.npy").touch()), name)
+        else commit(store, toy("pack_phase", packed, lambda output: output.path("order-00000.npy").touch()), name)
     )
     quoted = 0.4 if name == "sft" else None
     return ReportedPhase(name, rows, checkpoint, evaluation, commit(store, decide_gate, recipe=gate, **judged), quoted)

@@ -21,7 +21,8 @@ from infra.storage.store import Store, step_key
 from model.text.chat_template import encode, render_to_train
 from model.text.tokenizer_layout import SPECIAL_TOKENS, tokenizer_for_text
 from tasks.data.packing.pack_phase import pack_phase
-from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE, PackedRows
+from tasks.data.packing.packed_order import ORDER_FILES, PackedOrder, part_name, write_part
+from tasks.data.packing.packed_rows import PACKING_FILE, PackedRows
 from tasks.data.packing.row_order import shuffled_rows
 from tasks.data.shards.token_shard import append_tokens, token_dtype, write_index
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
@@ -166,7 +167,7 @@ def write_toy_prompts(*, recipe: PromptAnswers, output: Output) -> ToyPrompts:
     return ToyPrompts(num_prompts=len(rows))
 
 
-@step(content=(ORDER_FILE, PACKING_FILE))
+@step(content=(ORDER_FILES, PACKING_FILE))
 def pack_toy_documents(*, recipe: RowRange, output: Output) -> Nothing:
     lengths = [len(document) for document in documents()]
     # The k-th block is where the shuffle looks for the k-th row, so that a phase reads its blocks in order.
@@ -178,8 +179,8 @@ def pack_toy_documents(*, recipe: RowRange, output: Output) -> Nothing:
     for number in [2 * block + half for block in blocks.tolist() for half in (0, 1)]:
         order.append([0, number, 0, lengths[number], slot, number])
         slot += lengths[number]
-    order.append([0, 0, 0, 1, slot, -1])
-    np.save(output.path(ORDER_FILE), np.array(order, dtype=np.int64))
+    order.append([0, 0, 0, 1, slot, number + 1])
+    part = write_part(output.path(part_name(0)), np.array(order, dtype=np.int64))
     output.path(PACKING_FILE).write_text(
         json.dumps(
             {
@@ -188,6 +189,7 @@ def pack_toy_documents(*, recipe: RowRange, output: Output) -> Nothing:
                 "seed": SEED,
                 "shards": ["toy"],
                 "has_glue": False,
+                "parts": [part],
             }
         )
     )
@@ -208,6 +210,14 @@ def make_toy_tokenizer(*, output: Output) -> ToyTokenizer:
 def files_in(directory: Path) -> list[StoredFile]:
     """The files of a directory, of which nobody knows a digest."""
     return [given_file(path) for path in sorted(directory.iterdir()) if path.is_file()]
+
+
+def packed_lines(packed: Artifact | Path) -> np.ndarray:
+    """All lines of a packed order (COLUMNS), as ranks read them."""
+    own = {file.name: file for file in (files_in(packed) if isinstance(packed, Path) else packed.files("*"))}
+    path = packed / PACKING_FILE if isinstance(packed, Path) else packed.path(PACKING_FILE)
+    order = PackedOrder(own, json.loads(path.read_text())["parts"], BlockReader())
+    return order.lines(np.arange(len(order)))
 
 
 def packed_rows(packed: Artifact | Path, *shards: Artifact | Path) -> PackedRows:

@@ -37,7 +37,7 @@ def test_ranks_read_a_bucket_by_block_and_leave_the_weights_of_a_directory(input
     assert not {name for name in opened if name.startswith(("toy", "order", "packing"))}
     shards = {file.sha256 for file in inputs.shards.files("shards/*")}
     assert shards < blocks_of_the_node(tmp_path)
-    order = arguments["packed"].file("order.npy")
+    order = arguments["packed"].file("order-00000.npy")
     assert order.sha256 in blocks_of_the_node(tmp_path)
 
 

@@ -13,16 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from configs.schema import Frozen
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    I64 = NDArray[np.int64]
 
 POSITION_FILE = "position.json"
 
@@ -45,23 +39,6 @@ class DomainPosition(Frozen):
             return self
         assert len(self.next_visits) == 1, (self.next_visits, num_buckets)
         return self.model_copy(update={"next_visits": self.next_visits * num_buckets})
-
-    def after(self, visits: I64, buckets: I64, read: I64, epochs: float) -> DomainPosition:
-        """The position after a phase that had `visits` in its order, of documents in `buckets`, and read those in
-        `read`."""
-        is_read = np.isin(visits, read)
-        next_visits = [
-            max(first, int(visits[is_read & (buckets == bucket)].max(initial=-1)) + 1)
-            for bucket, first in enumerate(self.next_visits)
-        ]
-        passed = visits[visits < np.array(next_visits)[buckets]]
-        waiting = np.setdiff1d(np.append(np.array(self.waiting, dtype=np.int64), passed), read)
-        return DomainPosition(
-            num_documents=self.num_documents,
-            next_visits=tuple(next_visits),
-            waiting=tuple(waiting.tolist()),
-            epochs=self.epochs + epochs,
-        )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,29 +38,28 @@ MIN_TOKENS = 16
 
 @dataclass(frozen=True)
 class Rearrangement:
-    """Decides which documents are rearranged: `ids` holds the 64 bits of every sequence's document id, by number of the
-    shard."""
+    """Decides which documents are rearranged: `ids_of` a shard's number are 64 bits of every sequence's document id."""
 
     rate: float
     seed: int
-    ids: dict[int, np.ndarray]
-    shards: dict[int, StoredShard] = field(default_factory=dict)
+    ids_of: Callable[[int], np.ndarray]
+    shards: Mapping[int, StoredShard]
     """The shards that have ids, by number."""
     is_inside: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     """Whether each token id begins inside a character."""
 
     def is_chosen(self, shard: int, sequences: np.ndarray) -> np.ndarray:
         """Whether each document of a shard is rearranged; none is in shards without ids."""
-        if shard not in self.ids:
+        if shard not in self.shards:
             return np.zeros(len(sequences), dtype=bool)
-        return self._bits(self.ids[shard][sequences], "chosen") / 2.0**64 < self.rate
+        return self._bits(self.ids_of(shard)[sequences], "chosen") / 2.0**64 < self.rate
 
     def splits(self, units: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """Two positions 0 <= a <= b <= num_tokens for each unit (shard, sequence, offset, ...), as columns."""
         ids = np.zeros(len(units), dtype=np.uint64)
         for shard in np.unique(units[:, 0]).tolist():
             own = units[:, 0] == shard
-            ids[own] = self.ids[shard][units[own, 1]]
+            ids[own] = self.ids_of(shard)[units[own, 1]]
         offsets = mix_bits(units[:, 2].astype(np.uint64))
         positions = [
             self._bits(ids ^ offsets, name) % (num_tokens + 1).astype(np.uint64) for name in ("first", "second")
@@ -89,7 +89,7 @@ def read_ids(sidecar: StoredFile) -> np.ndarray:
     """64 bits of every sequence's document id, in the order of the sequences."""
     with open_parquet(sidecar) as file:
         table = file.read(["sequence", "id"]).sort_by("sequence")
-    return np.array([int(identity, 16) for identity in table["id"].to_pylist()], dtype=np.uint64)
+    return np.frombuffer(bytes.fromhex("".join(table["id"].to_pylist())), dtype=">u8").astype(np.uint64)
 
 
 def read_inside(tokenizer_path: Path, num_tokens: int) -> np.ndarray:

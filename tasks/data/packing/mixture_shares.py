@@ -38,6 +38,13 @@ class MixtureSchedule:
         width = (ends - self.positions[:-1])[:, None]
         return ((self.weights[:-1] + 0.5 * self._slopes() * width) * width).sum(axis=0)
 
+    def share_until(self, domain: str, position: float) -> float:
+        """The share of its own tokens that a domain has had at a position."""
+        if self.is_constant:
+            return position
+        column = self.domains.index(domain)
+        return float(self.until(position)[column] / self.until(1.0)[column])
+
     def position_of(self, domain: str, share: F64) -> F64:
         """Positions in the phase at which a domain has had these ascending shares, in [0, 1], of its own tokens."""
         if self.is_constant:

@@ -1,10 +1,12 @@
-"""Step: token shards -> the order in which one phase reads them (order.npy), and the position where the next begins.
+"""Step: token shards -> the order in which one phase reads them, in parts, and the position where the next begins.
 
-It writes order.npy, packing.json and, with fill-in-the-middle, a shard glue.bin. The next phase of the course
-continues from position.json.
+It writes order-00000.npy and on (tasks/data/packing/packed_order.py), packing.json and, with fill-in-the-middle, a
+shard glue.bin. The next phase of the course continues from position.json. Parts are made one after the other; threads
+read shards ahead and write. Memory holds some shards and parts, however many there are, and no byte depends on the
+number of threads.
 
 Documents are shuffled within their domain, once per epoch of a course. Those of good quality may be read more often
-(tasks/data/packing/domain_pieces.py). A phase begins where the phase before it on the course stopped
+(tasks/data/packing/domain_queue.py). A phase begins where the phase before it on the course stopped
 (tasks/data/packing/course_position.py). The mixture decides a domain's share at each position of the phase
 (tasks/data/packing/mixture_schedule.py).
 
@@ -17,12 +19,26 @@ fim_rate of the documents of domains code and repository is rearranged (tasks/da
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from configs.files.block_reader import BlockReader
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.packing.course_position import POSITION_FILE, DomainPosition, read_position
-from tasks.data.packing.domain_pieces import ALIKE, DOCUMENT, VISIT, Pieces, QualityBuckets, pieces_of, read_buckets
+from tasks.data.packing.course_position import POSITION_FILE, CoursePosition, DomainPosition, read_position
+from tasks.data.packing.domain_pieces import (
+    ALIKE,
+    LENGTH,
+    REARRANGED,
+    QualityBuckets,
+    ShardPieces,
+    pieces_of,
+    read_buckets,
+)
+from tasks.data.packing.domain_queue import DomainPieces, Queue, Totals, ahead
 from tasks.data.packing.fill_in_middle import (
     NUM_EXTRA,
     Rearrangement,
@@ -31,8 +47,10 @@ from tasks.data.packing.fill_in_middle import (
     rearranged_lines,
     write_glue,
 )
-from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE
-from tasks.data.packing.placed_units import PlacedUnits, place_best_fit, place_stream, slice_rows
+from tasks.data.packing.mixture_schedule import allot_tokens, schedule_mixture, slots_of
+from tasks.data.packing.packed_order import ORDER_FILES, PartCounts, part_name, write_part
+from tasks.data.packing.packed_rows import PACKING_FILE
+from tasks.data.packing.placed_units import PlacedUnits, part_tokens, place_best_fit, place_stream, slice_rows
 from tasks.data.records.documents import CHAT, CODE, REPOSITORY
 from tasks.data.shards.stored_shard import StoredShard, open_shards
 
@@ -43,6 +61,9 @@ if TYPE_CHECKING:
     from tasks.data.shards.shard_chats import ChatShards
     from tasks.data.shards.shard_documents import TokenShards
     from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
+
+SHARDS_HELD = 64
+"""Shards whose pieces are kept in memory: some per domain and quality bucket are read at once."""
 
 
 class PackedPhase(Record):
@@ -68,7 +89,7 @@ class PackedPhase(Record):
     """Domains of the mixture without text, whose share went to the others."""
 
 
-@step(content=(ORDER_FILE, PACKING_FILE, POSITION_FILE, "glue.*"), distributions=("numpy",))
+@step(content=(ORDER_FILES, PACKING_FILE, POSITION_FILE, "glue.*"), distributions=("numpy",))
 def pack_phase(
     *,
     shards: Artifact[TokenShards] | None,
@@ -82,8 +103,9 @@ def pack_phase(
     fill-in-the-middle, None where fim_rate is 0; `previous` are the rows of the phase before on the course, None for
     its first. Raises ValueError where a domain would be read more often than
     max_epochs, no domain of the mixture has text, or `previous` read other documents."""
-    with BlockReader() as blocks:
-        return _pack(shards, chats, recipe, output, tokenizer, previous, blocks)
+    num_threads = len(os.sched_getaffinity(0))
+    with BlockReader() as blocks, ThreadPoolExecutor(num_threads, thread_name_prefix="pieces") as threads:
+        return _pack(shards, chats, recipe, output, tokenizer, previous, blocks, threads, num_threads)
 
 
 def _pack(
@@ -94,54 +116,104 @@ def _pack(
     tokenizer: Artifact[TrainedTokenizer] | None,
     previous: Artifact[PackedPhase] | None,
     blocks: BlockReader,
+    threads: Executor,
+    num_threads: int,
 ) -> PackedPhase:
-    import numpy as np
-
     sources = [source for source in (shards, chats) if source is not None]
     domain_of = {name: domain for source in sources for name, domain in source.record.domains.items()}
-    names, domains = list(domain_of), list(domain_of.values())
-    lengths = _shard_lengths(sources, blocks)
+    opened = [shard for source in sources for shard in _shards_of(source, blocks)]
     row_slots = recipe.sequence_length + 1 if recipe.packing == "best_fit" else None
-    chosen = _rearrangement(shards, tokenizer, domain_of, recipe, blocks)
     begin = read_position(None if previous is None else previous.path(POSITION_FILE), recipe.seed)
     buckets = _quality_buckets(sources, domain_of, recipe, begin.num_buckets)
-    shards_of = {domain: [n for n, own in enumerate(domains) if own == domain] for domain in recipe.domains}
-    pieces = {
-        domain: pieces_of(own, lengths, row_slots, domain != CHAT, chosen, buckets) for domain, own in shards_of.items()
-    }
-    positions = {domain: begin.of(domain, own.num_documents, len(own.weights)) for domain, own in pieces.items()}
-    absent = tuple(sorted(domain for domain in recipe.domains if not pieces[domain].num_tokens))
+    chosen = _rearrangement(shards, tokenizer, domain_of, opened, recipe)
+    domain_names = list(domain_of.values())
+
+    @lru_cache(maxsize=SHARDS_HELD)
+    def pieces(shard: int) -> ShardPieces:
+        return pieces_of(shard, opened[shard].lengths(), row_slots, domain_names[shard] != CHAT, chosen, buckets)
+
+    domains = _domains(recipe, domain_names, buckets.weights, pieces, threads)
+    positions = {name: begin.of(name, own.num_documents, len(own.weights)) for name, own in domains.items()}
+    absent = tuple(sorted(name for name, own in domains.items() if not own.num_tokens))
+    num_rows = recipe.num_tokens // recipe.sequence_length
     if absent:
-        output.report(Progress(0, 0, "pieces", f"no text of {', '.join(absent)}: its share goes to the other domains"))
-    if row_slots is None:
-        placed = place_stream(pieces, recipe, positions)
-    else:
-        placed = place_best_fit(pieces, recipe, positions, row_slots)
-    units = placed.units
-    order = _expand(units, placed.kept, placed.slots, lengths, chosen)
-    np.save(output.path(ORDER_FILE), order)
-    shares = _tokens_by_domain(order, units[:, 0], domains)
-    reached = begin.with_domains(_positions_after(placed, pieces, positions, shares, domains))
+        output.report(Progress(0, num_rows, "rows", f"no text of {', '.join(absent)}: its share goes to other domains"))
+    queues, placed = _placed(recipe, domains, positions, row_slots, threads)
+
+    def write(part: tuple[int, PlacedUnits]) -> tuple[PartCounts, Counter[str], int]:
+        number, own = part
+        counts = write_part(output.path(part_name(number)), _expand(own, pieces, chosen, len(opened)))
+        return counts, _tokens_by_domain(own, domain_names), int(own.units[:, REARRANGED].sum())
+
+    parts: list[PartCounts] = []
+    tokens, num_rearranged = Counter[str](), 0
+    for counts, own_tokens, num_moved in ahead(threads, write, enumerate(placed), depth=num_threads):
+        parts.append(counts)
+        tokens += own_tokens
+        num_rearranged += num_moved
+        output.report(Progress(num_rows * tokens.total() // slots_of(recipe, num_rows), num_rows, "rows"))
+    shares = dict(sorted(tokens.items()))
+    passes = {name: count / domains[name].num_tokens for name, count in shares.items()}
+    reached = begin.with_domains({name: queue.reached(passes.get(name, 0.0)) for name, queue in queues.items()})
     output.path(POSITION_FILE).write_text(reached.dump())
     if tokenizer is not None:
-        write_glue(output.path(ORDER_FILE).parent, tokenizer.record.special_ids, tokenizer.record.num_tokens)
-    _write_packing(output, recipe, names, shares, has_glue=tokenizer is not None)
-    num_rows, num_tokens = recipe.num_tokens // recipe.sequence_length, sum(shares.values())
+        write_glue(output.path(PACKING_FILE).parent, tokenizer.record.special_ids, tokenizer.record.num_tokens)
+    _write_packing(output, recipe, list(domain_of), shares, parts, has_glue=tokenizer is not None)
     return PackedPhase(
         num_rows=num_rows,
-        num_tokens=num_tokens,
+        num_tokens=tokens.total(),
         sequence_length=recipe.sequence_length,
         packing=recipe.packing,
-        num_pieces=len(units),
-        fill_share=1.0 if row_slots is None else round(num_tokens / (num_rows * row_slots), 6),
-        num_rearranged=int(np.count_nonzero(units[:, 4])),
-        num_too_long=sum(domain.num_too_long for domain in pieces.values()),
+        num_pieces=sum(part["documents"] for part in parts),
+        fill_share=1.0 if row_slots is None else round(tokens.total() / (num_rows * row_slots), 6),
+        num_rearranged=num_rearranged,
+        num_too_long=sum(total.num_too_long for own in domains.values() for total in own.totals),
         tokens_by_domain=shares,
-        epochs_by_domain={domain: round(shares[domain] / pieces[domain].num_tokens, 6) for domain in shares},
+        epochs_by_domain={name: round(count, 6) for name, count in passes.items()},
         course_tokens_by_domain=_course_tokens(shares, previous),
-        course_epochs_by_domain={domain: round(own.epochs, 6) for domain, own in sorted(reached.domains.items())},
+        course_epochs_by_domain=_course_epochs(reached),
         absent_domains=absent,
     )
+
+
+def _domains(
+    recipe: PackingRecipe,
+    domain_names: list[str],
+    weights: tuple[float, ...],
+    pieces: Callable[[int], ShardPieces],
+    threads: Executor,
+) -> dict[str, DomainPieces]:
+    """The domains of the mixture: every shard of theirs is read once to count what it has."""
+    domains = {}
+    for name in recipe.domains:
+        own = tuple(number for number, domain in enumerate(domain_names) if domain == name)
+        totals = tuple(threads.map(lambda number: Totals.of(pieces(number), len(weights)), own))
+        domains[name] = DomainPieces(name, recipe.seed, own, totals, weights, pieces)
+    return domains
+
+
+def _placed(
+    recipe: PackingRecipe,
+    domains: dict[str, DomainPieces],
+    positions: dict[str, DomainPosition],
+    row_slots: int | None,
+    threads: Executor,
+) -> tuple[dict[str, Queue], Iterator[PlacedUnits]]:
+    """What is left to read of the domains that the phase reads, and the parts, made as they are taken."""
+    available = {name: own.num_tokens for name, own in domains.items()}
+    epochs = {name: own.epochs for name, own in positions.items()}
+    num_slots = slots_of(recipe, recipe.num_tokens // recipe.sequence_length)
+    wanted = allot_tokens(recipe, available, num_slots, epochs)
+    schedule = schedule_mixture(recipe, available)
+    queues = {name: Queue(domains[name], positions[name], threads) for name, amount in wanted.items() if amount}
+    size = part_tokens(domains[name] for name in queues)
+    if row_slots is None:
+        return queues, place_stream(queues, wanted, schedule, size)
+    return queues, place_best_fit(queues, schedule, recipe, row_slots, size)
+
+
+def _course_epochs(reached: CoursePosition) -> dict[str, float]:
+    return {name: round(own.epochs, 6) for name, own in sorted(reached.domains.items())}
 
 
 def _course_tokens(shares: dict[str, int], previous: Artifact[PackedPhase] | None) -> dict[str, int]:
@@ -151,7 +223,13 @@ def _course_tokens(shares: dict[str, int], previous: Artifact[PackedPhase] | Non
 
 
 def _write_packing(
-    output: Output, recipe: PackingRecipe, shards: list[str], shares: dict[str, int], *, has_glue: bool
+    output: Output,
+    recipe: PackingRecipe,
+    shards: list[str],
+    shares: dict[str, int],
+    parts: list[PartCounts],
+    *,
+    has_glue: bool,
 ) -> None:
     """Write packing.json, which a reader of the order needs."""
     packing: dict[str, Any] = {
@@ -161,15 +239,11 @@ def _write_packing(
         "shards": shards,
         "has_glue": has_glue,
         "tokens_by_domain": shares,
+        "parts": parts,
     }
     if (step_rows := slice_rows(recipe)) is not None:
         packing["slice_rows"] = step_rows
     output.path(PACKING_FILE).write_text(json.dumps(packing, indent=1, sort_keys=True) + "\n")
-
-
-def _shard_lengths(sources: list[Artifact], blocks: BlockReader) -> list[np.ndarray]:
-    """Sequence lengths of every shard, in the order of the names: of the shards only the indexes are read."""
-    return [shard.lengths() for source in sources for shard in _shards_of(source, blocks)]
 
 
 def _shards_of(source: Artifact[TokenShards] | Artifact[ChatShards], blocks: BlockReader) -> list[StoredShard]:
@@ -182,91 +256,68 @@ def _rearrangement(
     shards: Artifact[TokenShards] | None,
     tokenizer: Artifact[TrainedTokenizer] | None,
     domain_of: dict[str, str],
+    opened: list[StoredShard],
     recipe: PackingRecipe,
-    blocks: BlockReader,
 ) -> Rearrangement:
-    """Read the ids of source code, only where some of it is rearranged."""
+    """The ids of source code, where some of it is rearranged."""
     if not recipe.fim_rate or shards is None:
-        return Rearrangement(0.0, recipe.seed, {})
+        return Rearrangement(0.0, recipe.seed, {}.__getitem__, {})
     assert tokenizer is not None, "fill-in-the-middle needs the tokenizer's special tokens"
-    read = {CODE, REPOSITORY} & {*recipe.domains}
-    code = [(number, name) for number, name in enumerate(domain_of) if domain_of[name] in read]
-    ids = {number: read_ids(shards.file(f"shards/{name}.parquet")) for number, name in code}
-    by_name = dict(zip(shards.record.shards, _shards_of(shards, blocks), strict=True))
-    opened = {number: by_name[name] for number, name in code}
+    read, names = {CODE, REPOSITORY} & {*recipe.domains}, list(domain_of)
+    code = {number: opened[number] for number, name in enumerate(names) if domain_of[name] in read}
+
+    @lru_cache(maxsize=SHARDS_HELD)
+    def ids_of(number: int) -> np.ndarray:
+        return read_ids(shards.file(f"shards/{names[number]}.parquet"))
+
     is_inside = read_inside(tokenizer.path("tokenizer.json"), tokenizer.record.num_tokens)
-    return Rearrangement(recipe.fim_rate, recipe.seed, ids, opened, is_inside)
+    return Rearrangement(recipe.fim_rate, recipe.seed, ids_of, code, is_inside)
 
 
 def _quality_buckets(
     sources: list[Artifact], domain_of: dict[str, str], recipe: PackingRecipe, num_buckets: int
 ) -> QualityBuckets:
-    """Read the buckets of the mixture's domains, only where this phase or one before it on the course weighs them."""
+    """The weights, and the buckets of the shards where this phase or one before it on the course weighs them."""
     weights = (*recipe.bucket_weights, 1.0) if recipe.bucket_weights else ALIKE * num_buckets
-    read = {*recipe.domains} if weights != ALIKE else set()
-    sidecars = {
-        name: source.file(f"shards/{name}.parquet")
-        for source in sources
-        for name in source.record.domains
-        if domain_of[name] in read
-    }
+    source_of = {name: source for source in sources for name in source.record.domains}
+    names = list(domain_of)
     return QualityBuckets(
-        weights, {number: read_buckets(sidecars[name]) for number, name in enumerate(domain_of) if name in sidecars}
+        weights, lambda number: read_buckets(source_of[names[number]].file(f"shards/{names[number]}.parquet"))
     )
 
 
-def _positions_after(
-    placed: PlacedUnits,
-    pieces: dict[str, Pieces],
-    positions: dict[str, DomainPosition],
-    shares: dict[str, int],
-    domains: list[str],
-) -> dict[str, DomainPosition]:
-    """The position at which the phase stopped in every domain that it read."""
+def _expand(placed: PlacedUnits, pieces: Callable[[int], ShardPieces], chosen: Rearrangement, glue: int) -> np.ndarray:
+    """Lines of a part: one per unit, or those of its fill-in-the-middle; each unit is cut to its kept tokens."""
     import numpy as np
 
-    domain_of_unit = np.array(domains)[placed.units[:, 0]]
-    return {
-        domain: positions[domain].after(
-            queue[:, VISIT],
-            pieces[domain].buckets[queue[:, DOCUMENT]],
-            placed.units[domain_of_unit == domain, VISIT],
-            shares.get(domain, 0) / pieces[domain].num_tokens,
-        )
-        for domain, queue in placed.queues.items()
-    }
-
-
-def _expand(
-    units: np.ndarray, kept: np.ndarray, slots: np.ndarray, lengths: list[np.ndarray], chosen: Rearrangement
-) -> np.ndarray:
-    """Lines of order.npy: one per unit, or those of its fill-in-the-middle; each unit is cut to its kept tokens."""
-    import numpy as np
-
-    marked = np.flatnonzero(units[:, 4])
-    plain = np.flatnonzero(units[:, 4] == 0)
+    units, marked = placed.units, np.flatnonzero(placed.units[:, REARRANGED])
+    plain = np.flatnonzero(units[:, REARRANGED] == 0)
     lines = np.column_stack([plain, units[plain, :4]])
     if len(marked):
         moved = units[marked]
-        whole = np.array([lengths[shard][sequence] for shard, sequence in moved[:, :2].tolist()])
-        ends = moved[:, 2] + moved[:, 3] - NUM_EXTRA == whole
-        splits = chosen.splits(moved, moved[:, 3] - NUM_EXTRA - ends)
-        fresh = rearranged_lines(moved, ends, splits, glue=len(lengths))
+        whole = np.zeros(len(moved), dtype=np.int64)
+        for shard in np.unique(moved[:, 0]).tolist():
+            own = moved[:, 0] == shard
+            whole[own] = pieces(shard).num_tokens(moved[own, 1])
+        ends = moved[:, 2] + moved[:, LENGTH] - NUM_EXTRA == whole
+        splits = chosen.splits(moved, moved[:, LENGTH] - NUM_EXTRA - ends)
+        fresh = rearranged_lines(moved, ends, splits, glue)
         lines = np.concatenate([lines, np.column_stack([marked[fresh[:, 0]], fresh[:, 1:]])])
         lines = lines[np.argsort(lines[:, 0], kind="stable")]
     unit, length = lines[:, 0], lines[:, 4]
     before = np.cumsum(length) - length
     within = before - before[np.searchsorted(unit, unit)]
-    length = np.clip(kept[unit] - within, 0, length)
-    order = np.column_stack([lines[:, 1:4], length, slots[unit] + within, unit])
+    length = np.clip(placed.kept[unit] - within, 0, length)
+    order = np.column_stack([lines[:, 1:4], length, placed.slots[unit] + within, unit])
     return order[length > 0]
 
 
-def _tokens_by_domain(order: np.ndarray, unit_shards: np.ndarray, domains: list[str]) -> dict[str, int]:
+def _tokens_by_domain(placed: PlacedUnits, domains: list[str]) -> Counter[str]:
     """Tokens by domain; special tokens count for the domain of their document."""
     import numpy as np
 
-    names = sorted(set(domains))
-    number_of = np.array([names.index(domain) for domain in domains])
-    sums = np.bincount(number_of[unit_shards[order[:, 5]]], weights=order[:, 3], minlength=len(names)).astype(np.int64)
-    return {domain: int(count) for domain, count in zip(names, sums, strict=True) if count}
+    by_shard = np.bincount(placed.units[:, 0], weights=placed.kept)
+    counts = Counter[str]()
+    for shard in np.flatnonzero(by_shard).tolist():
+        counts[domains[shard]] += int(by_shard[shard])
+    return counts

@@ -1,7 +1,7 @@
 """Reads a phase's packed rows by position: any range, from files in a directory or in S3, none of which is read whole.
 
-order.npy holds one line per run of a document's tokens in the order of the phase: shard, sequence, offset in the
-sequence, length, slot, document. Lines of one document number belong together: a piece of a document, cut for
+The order (packed_order.py) has one line per run of a document's tokens: shard, sequence, offset in the sequence,
+length, slot, document. Lines of one document number belong together: a piece of a document, cut for
 fill-in-the-middle. In a stream the slot is the piece's first position in the token stream. The stream is cut into
 rows of T tokens and the target after them. In best_fit the slot is row x (T + 1) + position. The rows are shuffled
 (row_order.py), so that a batch does not hold only one document: over the whole phase, or, where the mixture has
@@ -21,14 +21,16 @@ from tasks.data.packing.packed_order import PackedOrder
 from tasks.data.packing.row_order import shuffled_rows
 from tasks.data.shards.stored_shard import StoredShard, open_shards
 
-ORDER_FILE, PACKING_FILE = "order.npy", "packing.json"
+PACKING_FILE = "packing.json"
 GLUE_SHARD = "glue"
 """Shard of the special tokens of fill-in-the-middle; its number follows those of the shards in packing.json."""
 NO_SEGMENT = -1
+MAX_SEGMENT = 2**31
+"""Numbers of documents begin again here: segments are int32, and a phase can have more pieces."""
 
 
 class PackedRows:
-    """The rows of a phase: `packed_dir` holds order.npy and packing.json, `shards_dirs` the shards that they name."""
+    """The rows of a phase: `packed` are its order and packing.json, `shards` those that they name."""
 
     def __init__(self, packed: Iterable[StoredFile], shards: Iterable[StoredFile], blocks: BlockReader) -> None:
         """`blocks` is closed with the rows. A shard is opened when the first row needs it."""
@@ -43,7 +45,7 @@ class PackedRows:
         self._shards = _shards_of(packing["shards"], open_shards(shards, blocks))
         if packing["has_glue"]:
             self._shards.append(open_shards(own.values(), blocks)[GLUE_SHARD])
-        self._order = PackedOrder(own[ORDER_FILE], blocks)
+        self._order = PackedOrder(own, packing["parts"], blocks)
         self._row_stride = self.sequence_length + 1 if self.is_segmented else self.sequence_length
         _, _, _, length, slot, _ = self._order.lines(np.array([len(self._order) - 1]))[0].tolist()
         self._num_rows = (slot + length - 1) // self._row_stride + self.is_segmented
@@ -126,7 +128,7 @@ class PackedRows:
         line = np.searchsorted(slot, slots, side="right") - 1
         within = slots - slot[line]
         is_filled = within < length[line]
-        segments = np.where(is_filled, document[line], NO_SEGMENT)
+        segments = np.where(is_filled, document[line] % MAX_SEGMENT, NO_SEGMENT)
         chosen = {number: (shard_of == number)[line] & is_filled for number in np.unique(shard_of).tolist()}
         positions = self._positions(chosen, sequence[line], offset[line] + within)
         self._blocks.fetch(block for number, own in positions.items() for block in self._shards[number].blocks_of(own))

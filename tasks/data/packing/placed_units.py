@@ -1,21 +1,23 @@
-"""Assigns pieces to the slots of a phase: an interleaved stream, or rows filled by best fit.
+"""Assigns pieces to the slots of a phase, part by part: an interleaved stream, or rows filled by best fit. Memory holds
+one part.
 
 Where the mixture has waypoints, the phase is read in slices of rows, and rows are shuffled only inside their slice. A
 stream follows the schedule to within one document per domain at every position; best fit does so at the end of every
-slice.
+part, and no part crosses the end of a slice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tasks.data.packing.best_fit import num_rows, place_pieces, row_shapes
-from tasks.data.packing.course_position import DomainPosition
-from tasks.data.packing.domain_pieces import Pieces, ordered_units
-from tasks.data.packing.mixture_schedule import allot_tokens, schedule_mixture, slots_of, split_tokens
+from tasks.data.packing.domain_pieces import LENGTH
+from tasks.data.packing.domain_queue import DomainPieces, Queue
+from tasks.data.packing.mixture_schedule import split_tokens
 from tasks.data.packing.mixture_shares import MixtureSchedule
 
 if TYPE_CHECKING:
@@ -29,18 +31,20 @@ MAX_SLICES = 64
 MIN_SLICE_ROWS = 64
 """Least rows per slice; with fewer, best fit has too few choices: 0.93 of the slots filled with 16 rows, 0.97 with 64
 (tests/data/packing/test_packing_mixtures.py)."""
+PART_UNITS = 1 << 19
+"""About as many pieces are in a part."""
+MAX_PART_TOKENS = 1 << 30
+"""Slots in a part are int32."""
 
 
 @dataclass(frozen=True)
 class PlacedUnits:
-    """Units (tasks/data/packing/domain_pieces.py) in the order of their slots."""
+    """A part: units (tasks/data/packing/domain_pieces.py) in the order of their slots."""
 
     units: I64
     kept: I64
     """Number of tokens of each unit that are read."""
     slots: I64
-    queues: dict[str, I64]
-    """Units of each domain, in its order, from which `units` were taken."""
 
 
 def slice_rows(recipe: PackingRecipe) -> int | None:
@@ -50,110 +54,114 @@ def slice_rows(recipe: PackingRecipe) -> int | None:
     return max(MIN_SLICE_ROWS, -(-(recipe.num_tokens // recipe.sequence_length) // MAX_SLICES))
 
 
-def place_stream(pieces: dict[str, Pieces], recipe: PackingRecipe, positions: dict[str, DomainPosition]) -> PlacedUnits:
-    """The domains' pieces from their positions on, interleaved by the schedule; the last piece of each domain is cut
-    where its tokens end."""
-    available = {domain: given.num_tokens for domain, given in pieces.items()}
-    shares = allot_tokens(
-        recipe, available, slots_of(recipe, recipe.num_tokens // recipe.sequence_length), epochs_read(positions)
-    )
-    schedule = schedule_mixture(recipe, available)
-    queues = {
-        domain: ordered_units(domain, pieces[domain], positions[domain], num_tokens, recipe.seed)
-        for domain, num_tokens in shares.items()
-        if num_tokens
-    }
-    parts = []
-    for number, (domain, part) in enumerate(queues.items()):
-        num_tokens = shares[domain]
-        ends = np.cumsum(part[:, 3])
-        part = part[: int(np.searchsorted(ends, num_tokens)) + 1]
-        kept = part[:, 3].copy()
-        kept[-1] -= ends[len(part) - 1] - num_tokens
-        parts.append(
-            (
-                part,
-                kept,
-                schedule.position_of(domain, (np.cumsum(kept) - kept) / num_tokens),
-                np.full(len(part), number),
-            )
-        )
-    units, kept, position, domain_number = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.lexsort((domain_number, position))
-    units, kept = units[order], kept[order]
-    return PlacedUnits(units, kept, np.cumsum(kept) - kept, queues)
+def part_tokens(domains: Iterable[DomainPieces]) -> int:
+    """Tokens of a part that reads of these domains."""
+    return min(MAX_PART_TOKENS, int(PART_UNITS * min(domain.tokens_per_unit for domain in domains)))
+
+
+def place_stream(
+    queues: dict[str, Queue], shares: dict[str, int], schedule: MixtureSchedule, part_tokens: int
+) -> Iterator[PlacedUnits]:
+    """`shares` tokens of each domain, interleaved by the schedule; the last piece of each domain is cut where its
+    tokens end."""
+    num_parts = -(-sum(shares.values()) // part_tokens)
+    read, slot = dict.fromkeys(queues, 0), 0
+    for part in range(1, num_parts + 1):
+        columns = []
+        for number, (domain, queue) in enumerate(queues.items()):
+            of_domain = shares[domain]
+            until = of_domain if part == num_parts else int(of_domain * schedule.share_until(domain, part / num_parts))
+            if until <= read[domain]:
+                continue
+            ends = queue.hold(until - read[domain])
+            units = queue.take(np.ones(int(np.searchsorted(ends, until - read[domain])) + 1, dtype=bool))
+            starts = read[domain] + ends[: len(units)] - units[:, LENGTH]
+            kept = np.minimum(units[:, LENGTH], of_domain - starts)
+            position = schedule.position_of(domain, starts / of_domain)
+            columns.append((units, kept, position, np.full(len(units), number)))
+            read[domain] += int(ends[len(units) - 1])
+        if not columns:  # the part before ended with a document longer than a part
+            continue
+        units, kept, position, number = (np.concatenate(column) for column in zip(*columns, strict=True))
+        order = np.lexsort((number, position))
+        units, kept = units[order], kept[order]
+        yield PlacedUnits(units, kept, slot + np.cumsum(kept) - kept)
+        slot += int(kept.sum())
 
 
 def place_best_fit(
-    pieces: dict[str, Pieces], recipe: PackingRecipe, positions: dict[str, DomainPosition], row_slots: int
-) -> PlacedUnits:
-    """Fill the rows with pieces of all domains, slice by slice. Pieces that do not fit into a slice are used in the
-    next one; those that do not fit into the last one, less than a row, in the next phase of the course."""
-    available = {domain: given.num_tokens for domain, given in pieces.items()}
+    queues: dict[str, Queue], schedule: MixtureSchedule, recipe: PackingRecipe, row_slots: int, part_tokens: int
+) -> Iterator[PlacedUnits]:
+    """Fill the rows with pieces of all domains. Pieces that do not fit into a part are used in the next one; those that
+    do not fit into the last one, less than a row, in the next phase of the course."""
     wanted = recipe.num_tokens // recipe.sequence_length
-    most = allot_tokens(recipe, available, slots_of(recipe, wanted), epochs_read(positions))
-    step = slice_rows(recipe)
-    spare = (
-        0 if step is None else row_slots * (MAX_SLICES + 1)
-    )  # a slice takes each domain past its share by less than a row
-    queues = {
-        domain: ordered_units(domain, pieces[domain], positions[domain], amount + spare, recipe.seed)
-        for domain, amount in most.items()
-        if amount
-    }
-    left = queues
-    schedule = schedule_mixture(recipe, available)
+    of_slice, of_part = slice_rows(recipe) or wanted, max(MIN_SLICE_ROWS, part_tokens // row_slots)
     read = dict.fromkeys(queues, 0)
-    placed: list[tuple[I64, I64]] = []
-    for first in range(0, wanted, step or wanted):
-        last = min(first + (step or wanted), wanted)
-        chosen, slots, left = _fill_slice(left, read, schedule, last / wanted, last - first, row_slots)
-        placed.append((chosen, slots + first * row_slots))
-    units, slots = (np.concatenate(column) for column in zip(*placed, strict=True))
-    return PlacedUnits(units, units[:, 3], slots, queues)
+    for begin in range(0, wanted, of_slice):
+        end = min(begin + of_slice, wanted)
+        for first in range(begin, end, of_part):
+            last = min(first + of_part, end)
+            units, slots = _fill_rows(queues, read, schedule, last / wanted, last - first, row_slots)
+            yield PlacedUnits(units, units[:, LENGTH], slots + first * row_slots)
 
 
-def epochs_read(positions: dict[str, DomainPosition]) -> dict[str, float]:
-    """Passes over each domain that the phases before have taken."""
-    return {domain: position.epochs for domain, position in positions.items()}
-
-
-def _fill_slice(
-    queues: dict[str, I64], read: dict[str, int], schedule: MixtureSchedule, position: float, rows: int, row_slots: int
-) -> tuple[I64, I64, dict[str, I64]]:
-    """Units and slots of a slice that ends at `position` in the phase, and the rest of the queues; adds its tokens to
-    `read`."""
-    ends = {domain: np.cumsum(queue[:, 3]) for domain, queue in queues.items()}
+def _fill_rows(
+    queues: dict[str, Queue],
+    read: dict[str, int],
+    schedule: MixtureSchedule,
+    position: float,
+    rows: int,
+    row_slots: int,
+) -> tuple[I64, I64]:
+    """Units and slots of rows that end at `position` in the phase; adds their tokens to `read`."""
     areas = schedule.weights[0] if schedule.is_constant else schedule.until(position)
     weights = {domain: area for domain, area in zip(schedule.domains, areas.tolist(), strict=True) if domain in queues}
+    volume = rows * row_slots  # enough tokens for the rows
+
+    def more(num_tokens: int) -> dict[str, int]:
+        wanted = split_tokens(weights, num_tokens + sum(read.values()))
+        return {domain: max(0, wanted[domain] - read[domain]) for domain in queues}
+
+    spare = len(queues)  # rounding may give a domain more of fewer tokens
+    ends = {domain: queues[domain].hold(wanted + spare) for domain, wanted in more(volume).items()}
 
     def taken(num_tokens: int) -> dict[str, int]:
-        wanted = split_tokens(weights, num_tokens + sum(read.values()))
         return {
-            domain: 1 + int(np.searchsorted(ends[domain], wanted[domain] - read[domain]))
-            if wanted[domain] > read[domain]
-            else 0
-            for domain in queues
+            domain: 1 + int(np.searchsorted(ends[domain], wanted)) if wanted else 0
+            for domain, wanted in more(num_tokens).items()
         }
 
-    def units_of(num_tokens: int) -> I64:
-        return np.concatenate([queues[domain][:number] for domain, number in taken(num_tokens).items()])
+    def rows_of(num_tokens: int) -> int:
+        lengths = [queues[domain].held[:number, LENGTH] for domain, number in taken(num_tokens).items()]
+        return num_rows(row_shapes(np.concatenate(lengths), row_slots))
 
-    low, high = 0, rows * row_slots  # rows of `high` are enough by volume
-    while high - low > 1:
-        middle = (low + high) // 2
-        units = units_of(middle)
-        enough = len(units) > 0 and num_rows(row_shapes(units[:, 3], row_slots)) >= rows
-        low, high = (low, middle) if enough else (middle, high)
-    numbers, units = taken(high), units_of(high)
-    piece, slot = place_pieces(units[:, 3], row_shapes(units[:, 3], row_slots), row_slots)
-    is_read = np.zeros(len(units), dtype=bool)
-    is_read[piece[slot < rows * row_slots]] = True
-    left, start = {}, 0
-    for domain, number in numbers.items():
-        own = is_read[start : start + number]
-        read[domain] += int(queues[domain][:number][own, 3].sum())
-        left[domain] = np.concatenate([queues[domain][:number][~own], queues[domain][number:]])
-        start += number
-    within = slot < rows * row_slots
-    return units[piece[within]], slot[within], left
+    numbers = taken(_least_tokens(rows_of, lambda amount: sum(taken(amount).values()), rows, volume, row_slots))
+    lengths = np.concatenate([queues[domain].held[:number, LENGTH] for domain, number in numbers.items()])
+    piece, slot = place_pieces(lengths, row_shapes(lengths, row_slots), row_slots)
+    is_read = np.zeros(len(lengths), dtype=bool)
+    is_read[piece[slot < volume]] = True
+    place = np.cumsum(is_read) - 1  # of each piece among those that are read
+    bounds = np.cumsum(list(numbers.values()))[:-1]
+    parts = []
+    for domain, own in zip(numbers, np.split(is_read, bounds), strict=True):
+        parts.append(queues[domain].take(own))
+        read[domain] += int(parts[-1][:, LENGTH].sum())
+    within = slot < volume
+    return np.concatenate(parts)[place[piece[within]]], slot[within]
+
+
+def _least_tokens(
+    rows_of: Callable[[int], int], units_of: Callable[[int], int], rows: int, high: int, row_slots: int
+) -> int:
+    """The least number of tokens, to within a piece, that fill `rows` rows, as `high` tokens do: searched from where
+    their ratio leads, in steps that double, then by bisection."""
+    low, reach = 0, row_slots
+    middle = high * rows // rows_of(high)
+    while high - low > 1 and units_of(high) - units_of(low) > 1:
+        middle = middle if low < middle < high else (low + high) // 2
+        if rows_of(middle) >= rows:
+            high, middle = middle, middle - reach
+        else:
+            low, middle = middle, middle + reach
+        reach *= 2
+    return high

@@ -13,7 +13,7 @@ import numpy as np
 NUM_ROUNDS = 6
 
 
-def shuffled_rows(rows: np.ndarray, num_rows: int, seed: int) -> np.ndarray:
+def shuffled_rows(rows: np.ndarray, num_rows: int, seed: int | str) -> np.ndarray:
     """The index of each row of 0..num_rows-1 in the unshuffled order, int64; depends only on seed, num_rows and row."""
     half_bits = max(1, (max(num_rows - 1, 1).bit_length() + 1) // 2)
     keys = [

@@ -65,7 +65,7 @@ def test_no_split_falls_inside_a_character(tmp_path, make):
     seen = [set() for _ in TEXTS]
     units = np.array([[3, number, 0, len(own), 1] for number, own in enumerate(sequences)])
     for seed in range(1500):
-        splits = Rearrangement(1.0, seed, ids, {3: shard}, is_inside).splits(
+        splits = Rearrangement(1.0, seed, ids.__getitem__, {3: shard}, is_inside).splits(
             units, np.array([len(own) for own in sequences])
         )
         assert (splits[:, 0] <= splits[:, 1]).all()
@@ -74,5 +74,5 @@ def test_no_split_falls_inside_a_character(tmp_path, make):
     assert seen == whole and any(len(own) + 1 > len(positions) for own, positions in zip(sequences, whole, strict=True))
     part = np.array([[3, 0, 5, 9, 1]])
     for seed in range(200):
-        splits = Rearrangement(1.0, seed, ids, {3: shard}, is_inside).splits(part, np.array([9]))
+        splits = Rearrangement(1.0, seed, ids.__getitem__, {3: shard}, is_inside).splits(part, np.array([9]))
         assert {*splits[0].tolist()} <= {position - 5 for position in whole[0]} | {0, 9}

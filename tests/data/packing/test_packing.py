@@ -15,17 +15,15 @@ import pytest
 from configs.schema import PackingRecipe
 from infra.step import Output, Record, step
 from tasks.data.packing.best_fit import num_rows, place_pieces, row_shapes
-from tasks.data.packing.course_position import CoursePosition
-from tasks.data.packing.domain_pieces import ALIKE, QualityBuckets, pieces_of
-from tasks.data.packing.fill_in_middle import FIM_TOKENS, Rearrangement
+from tasks.data.packing.fill_in_middle import FIM_TOKENS
 from tasks.data.packing.mixture_schedule import allot_tokens, slots_of
 from tasks.data.packing.pack_phase import pack_phase
-from tasks.data.packing.placed_units import place_stream
+from tasks.data.packing.packed_order import write_part
 from tasks.data.packing.row_order import shuffled_rows
 from tasks.data.shards.token_shard import append_tokens, open_shard, token_dtype, write_index
 from tasks.data.shards.tokenize_parts import write_sequences
 from tests.support.data_inputs import compute
-from tests.support.training_inputs import packed_rows
+from tests.support.training_inputs import packed_lines, packed_rows
 
 SEQUENCES = {"code-00000": [[1, 2, 3, 9], [4, 5, 9], [6, 9]], "web-00000": [[11, 12, 9], [13, 14, 15, 16, 17, 9]]}
 
@@ -91,10 +89,10 @@ def test_missing_tokens_a_cut_mask_and_a_cut_order_are_named(shards_dir, packed)
     with pytest.raises(ValueError, match=r"code-00000\.mask has 8 bytes for 9 tokens: shard the conversations again"):
         packed_rows(shards_dir, shards_dir).rows(0, 3)
     (shards_dir / "code-00000.mask").unlink()
-    whole = (shards_dir / "order.npy").read_bytes()
+    whole = (shards_dir / "order-00000.npy").read_bytes()
     for size in (0, 5, 100, len(whole) - 8):
-        (shards_dir / "order.npy").write_bytes(whole[:size])
-        with pytest.raises(ValueError, match=r"order\.npy is cut short or damaged"):
+        (shards_dir / "order-00000.npy").write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"order-00000\.npy is missing, cut short or damaged"):
             packed_rows(shards_dir, shards_dir)
     (shards_dir / "web-00000.bin").unlink()
     for opening in (lambda: open_shard(shards_dir / "web-00000.bin"), lambda: packed_rows(shards_dir, shards_dir)):
@@ -152,10 +150,17 @@ def packed(shards_dir):
             np.arange(len(stream)),
         ]
     )
-    np.save(shards_dir / "order.npy", order.astype(np.int64))
+    part = write_part(shards_dir / "order-00000.npy", order.astype(np.int64))
     (shards_dir / "packing.json").write_text(
         json.dumps(
-            {"packing": "stream", "sequence_length": 3, "seed": 46, "has_glue": False, "shards": list(SEQUENCES)}
+            {
+                "packing": "stream",
+                "sequence_length": 3,
+                "seed": 46,
+                "has_glue": False,
+                "shards": list(SEQUENCES),
+                "parts": [part],
+            }
         )
     )
     return packed_rows(shards_dir, shards_dir)
@@ -251,18 +256,6 @@ def test_too_many_epochs_and_no_text_are_refused_with_the_budget_that_fits():
         allot_tokens(recipe(), {"web": 0, "code": 0, "math": 0}, 1001)
 
 
-def test_every_document_of_a_domain_is_read_once_per_epoch_and_the_budget_is_met():
-    lengths = [np.array([4, 3, 2]), np.array([5])]
-    pieces = {"code": pieces_of([0, 1], lengths, None, True, Rearrangement(0.0, 7, {}), QualityBuckets(ALIKE, {}))}
-    start = {"code": CoursePosition(7, {}).of("code", 4, 1)}
-    given = recipe(num_tokens=14 * 2 + 2, sequence_length=2, mixture={"code": 1.0}, max_epochs=3.0, seed=7)
-    placed = place_stream(pieces, given, start)
-    assert placed.kept.sum() == 31 and placed.slots[-1] + placed.kept[-1] == 31
-    visits = Counter((int(shard), int(sequence)) for shard, sequence in placed.units[:8, :2])
-    assert set(visits.values()) == {2}
-    assert np.array_equal(placed.units, place_stream(pieces, given, start).units)
-
-
 CAPACITY = 33
 
 
@@ -354,7 +347,7 @@ def pack(toys, **changes):
     given = recipe(**{"num_tokens": 3200, "sequence_length": 32, "mixture": mixture, "packing": "best_fit", **changes})
     packed = compute(pack_phase, root, shards=documents, chats=chats, recipe=given)
     rows = packed_rows(packed, documents, chats)
-    return packed.record, np.load(packed.path("order.npy")), rows, [documents, documents, chats]
+    return packed.record, packed_lines(packed), rows, [documents, documents, chats]
 
 
 def test_best_fit_fills_exactly_the_rows_of_the_phase_and_cuts_no_conversation(toys):
@@ -487,7 +480,7 @@ def pack_code(code, fim_rate, packing="best_fit", **changes):
     packed = compute(
         pack_phase, root, shards=shards, chats=None, tokenizer=tokenizer if fim_rate else None, recipe=given
     )
-    return (packed, np.load(packed.path("order.npy")), packed_rows(packed, shards))
+    return (packed, packed_lines(packed), packed_rows(packed, shards))
 
 
 def un_fim(tokens: list[int]) -> list[int]:

@@ -18,9 +18,11 @@ from infra.step import Output, Record, step
 from tasks.data.packing.course_position import POSITION_FILE
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.packing.packed_rows import GLUE_SHARD, PACKING_FILE
+from tasks.data.packing.row_order import shuffled_rows
 from tasks.data.shards.token_shard import append_tokens, token_dtype, write_index
 from tests.data.packing.test_packing import write_tokenizer
 from tests.support.data_inputs import compute
+from tests.support.training_inputs import packed_lines
 
 SEED = 5
 LONGEST = {"code": 40, "math": 30, "web": 150}
@@ -107,7 +109,7 @@ def pack(toys, previous=None, **changes):
 
 def reads_of(packed) -> dict[str, np.ndarray]:
     """How often a phase read each document: as often as that of its pieces which it read most often."""
-    order = np.load(packed.path("order.npy"))
+    order = packed_lines(packed)
     names = [*json.loads(packed.path(PACKING_FILE).read_text())["shards"], GLUE_SHARD]
     reads = {domain: np.zeros(count, dtype=int) for domain, count in NUM_DOCUMENTS.items()}
     for number, name in enumerate(names[:-1]):
@@ -122,10 +124,14 @@ def reads_of(packed) -> dict[str, np.ndarray]:
 
 
 def order_of(domain: str, epoch: int) -> np.ndarray:
-    """The documents of a domain in an epoch's order, by the definition alone."""
-    filled = np.delete(np.arange(NUM_DOCUMENTS[domain]), [7] if domain == "web" else [])
-    digest = hashlib.sha256(f"{SEED} {domain} {epoch}".encode()).digest()
-    return filled[np.random.Generator(np.random.Philox(int.from_bytes(digest[:8], "big"))).permutation(len(filled))]
+    """The documents of a domain in an epoch's order, by the definition alone: shards are shuffled, and documents in
+    them."""
+    first = [*NUM_DOCUMENTS].index(domain) + (domain != "code")  # code has two shards
+    many = 1 + (domain == "code")
+    size = NUM_DOCUMENTS[domain] // many
+    key = f"{SEED} {domain} {epoch}"
+    shards = shuffled_rows(np.arange(many), many, key)
+    return np.concatenate([own * size + shuffled_rows(np.arange(size), size, f"{key} {first + own}") for own in shards])
 
 
 def waiting_of(packed) -> dict[str, np.ndarray]:
@@ -174,7 +180,7 @@ def test_two_phases_of_a_course_read_what_one_long_phase_reads(toys):
 
 
 def test_the_first_phase_of_a_course_reads_the_permutations_from_their_start(toys):
-    order = np.load(pack(toys, mixture={"math": 1.0}, num_tokens=32 * 200).path("order.npy"))
+    order = packed_lines(pack(toys, mixture={"math": 1.0}, num_tokens=32 * 200))
     expected = np.concatenate([order_of("math", epoch) for epoch in range(4)])
     assert order[:, 1].tolist() == expected[: len(order)].tolist() and len(order) > NUM_DOCUMENTS["math"]
 

@@ -18,7 +18,7 @@ from tasks.data.packing.mixture_schedule import allot_tokens, schedule_mixture
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.shards.token_shard import append_tokens, open_shard, token_dtype, write_index
 from tests.support.data_inputs import compute
-from tests.support.training_inputs import packed_rows
+from tests.support.training_inputs import packed_lines, packed_rows
 
 WAYPOINTS = (
     {"at_share": 0.0, "mixture": {"web": 0.8, "code": 0.2}},
@@ -108,7 +108,7 @@ def shards(tmp_path_factory):
 def pack(shards, **changes):
     root, documents = shards
     packed = compute(pack_phase, root, shards=documents, chats=None, recipe=recipe(**changes))
-    return (packed, np.load(packed.path("order.npy")), packed_rows(packed, documents))
+    return (packed, packed_lines(packed), packed_rows(packed, documents))
 
 
 def test_a_stream_holds_the_integral_of_the_schedule_up_to_every_position(shards):

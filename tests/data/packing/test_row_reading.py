@@ -1,5 +1,5 @@
 """Rows read from a bucket equal rows read from a directory: shards of several blocks, conversations with a mask, an
-order in either memory layout; and what is read for them."""
+order in parts; and what is read for them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from configs.files.block_cache import BlockCache
 from configs.files.block_reader import BlockReader
 from configs.files.file_digests import BLOCK_BYTES, digests_of
 from configs.files.stored_files import CorruptFileError, StoredFile
-from tasks.data.packing.packed_rows import ORDER_FILE, PACKING_FILE, PackedRows
+from tasks.data.packing.packed_order import part_name, write_part
+from tasks.data.packing.packed_rows import PACKING_FILE, PackedRows
 from tasks.data.shards.token_shard import token_dtype, write_index
 from tests.support.faulty_s3 import no_fault, one_in, served_by
+from tests.support.training_inputs import packed_lines
 
 SEQUENCE_LENGTH, NUM_PIECES = 255, 1500
+PART_ENDS = (400, 1002)
+"""Of the order's first parts, in lines: where a document ends."""
 SHARDS = {"web-00000": 150_000, "code-00000": 300, "chat-00000": 2_000}
 """Documents in each, of 1 to 63 tokens: web is larger than two blocks, its index larger than one."""
 SMALL = {"web-00000": 500, "code-00000": 300, "chat-00000": 200}
@@ -39,8 +43,8 @@ def write_shards(directory: Path, dtype: np.dtype, shards: dict[str, int]) -> di
     return lengths
 
 
-def write_order(directory: Path, lengths: dict[str, np.ndarray], packing: str, is_by_column: bool) -> None:
-    """Random pieces of all shards: one after the other in a stream, or with gaps between rows and without glue."""
+def write_order(directory: Path, lengths: dict[str, np.ndarray], packing: str) -> None:
+    """Random pieces of all shards, in three parts: one after the other in a stream, or with gaps between rows."""
     draw = np.random.default_rng(12)
     shard = draw.integers(0, len(SHARDS), NUM_PIECES)
     sequence = np.array([draw.integers(0, len(list(lengths.values())[number])) for number in shard])
@@ -53,8 +57,11 @@ def write_order(directory: Path, lengths: dict[str, np.ndarray], packing: str, i
         slot = np.arange(NUM_PIECES) // 3 * (SEQUENCE_LENGTH + 1) + np.arange(NUM_PIECES) % 3 * 70
     document = np.arange(NUM_PIECES) // 2 if packing == "stream" else np.arange(NUM_PIECES)
     order = np.column_stack([shard, sequence, offset, length, slot, document]).astype(np.int64)
-    np.save(directory / ORDER_FILE, np.asfortranarray(order) if is_by_column else np.ascontiguousarray(order))
-    described = {"packing": packing, "sequence_length": SEQUENCE_LENGTH, "seed": 3, "shards": [*SHARDS]}
+    parts = []
+    for number, own in enumerate(np.split(order, PART_ENDS)):
+        own[:, 5] -= own[0, 5]
+        parts.append(write_part(directory / part_name(number), own))
+    described = {"packing": packing, "sequence_length": SEQUENCE_LENGTH, "seed": 3, "shards": [*SHARDS], "parts": parts}
     (directory / PACKING_FILE).write_text(json.dumps({**described, "has_glue": False}))
 
 
@@ -63,9 +70,9 @@ def described(path: Path, directory: str) -> StoredFile:
     return StoredFile(f"{directory}/{path.name}", digests.size, digests.sha256, digests.blocks)
 
 
-def placed(directory: Path, packing: str, vocab_size: int, is_by_column: bool, shards: dict[str, int]) -> Places:
+def placed(directory: Path, packing: str, vocab_size: int, shards: dict[str, int]) -> Places:
     """The same files in a directory and in a bucket."""
-    write_order(directory, write_shards(directory, token_dtype(vocab_size), shards), packing, is_by_column)
+    write_order(directory, write_shards(directory, token_dtype(vocab_size), shards), packing)
     paths = sorted(path for path in directory.iterdir() if path.is_file())
     for path in paths:
         boto3.client("s3").upload_file(str(path), "glm46", f"{directory.name}/{path.name}")
@@ -75,15 +82,13 @@ def placed(directory: Path, packing: str, vocab_size: int, is_by_column: bool, s
     return local, remote
 
 
-@pytest.fixture(
-    scope="module", params=[("stream", 60_000, True), ("stream", 100_000, False), ("best_fit", 100_000, False)]
-)
+@pytest.fixture(scope="module", params=[("stream", 60_000), ("stream", 100_000), ("best_fit", 100_000)])
 def places(request, s3_server, tmp_path_factory):
     return placed(tmp_path_factory.mktemp("places"), *request.param, SHARDS)
 
 
 def opened(files: list[StoredFile], cache_dir: Path, max_bytes: int = EVERYTHING) -> PackedRows:
-    own = [file for file in files if file.name in (ORDER_FILE, PACKING_FILE)]
+    own = [file for file in files if file.name.startswith("order") or file.name == PACKING_FILE]
     return PackedRows(own, [file for file in files if file not in own], BlockReader(BlockCache(cache_dir, max_bytes)))
 
 
@@ -115,7 +120,7 @@ def test_rows_equal_the_pieces_of_the_order(places, tmp_path):
     starts = [
         np.frombuffer(files[f"{name}.idx"].read_bytes(), "<i8", SHARDS[name], 34 + 4 * SHARDS[name]) for name in SHARDS
     ]
-    order = np.load(files[ORDER_FILE])
+    order = packed_lines(files[PACKING_FILE].parent)
     end = int((order[:, 4] + order[:, 3]).max()) + SEQUENCE_LENGTH
     flat, owner, kept = np.zeros(end, np.int32), np.full(end, -1), np.zeros(end, bool)
     for shard, sequence, offset, length, slot, document in order.tolist():
@@ -139,15 +144,16 @@ def test_opening_reads_no_shard_and_a_row_reads_only_its_own(places, s3_server, 
     _, remote = places
     with served_by(s3_server, no_fault) as server:
         rows = opened(remote, tmp_path / "cache")
-        assert {request.path.rpartition("/")[2] for request in server.requests} == {ORDER_FILE, PACKING_FILE}
+        assert {request.path.rpartition("/")[2] for request in server.requests} == {PACKING_FILE, part_name(2)}
         read = {str(piece["file"]) for piece in rows.describe(0, 1)}
         requested = [request.path.rpartition("/")[2] for request in server.requests[2:]]
-        assert {re.sub(r"\..*", "", name) for name in requested} - {"order"} == {name[:-4] for name in read}
+        shards = {re.sub(r"\..*", "", name) for name in requested if not name.startswith("order")}
+        assert shards == {name[:-4] for name in read}
 
 
-@pytest.mark.parametrize("name", ["web-00000.bin", "web-00000.idx", "chat-00000.mask", ORDER_FILE, PACKING_FILE])
+@pytest.mark.parametrize("name", ["web-00000.bin", "web-00000.idx", "chat-00000.mask", part_name(0), PACKING_FILE])
 def test_a_changed_file_is_named_by_who_reads_it(name, s3_server, tmp_path):
-    places = placed(tmp_path, "best_fit", 60_000, False, SMALL)
+    places = placed(tmp_path, "best_fit", 60_000, SMALL)
     path = tmp_path / name
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
