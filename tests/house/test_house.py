@@ -216,6 +216,10 @@ def test_every_scale_loads_and_has_the_same_keys():
             r"release.recipe: gguf_types is \['Q8_0'\]: add F32",
         ),
         (
+            lambda tree: tree["release"]["recipe"].update(min_routing_agreement={"FP8_EXPERTS": 0.99}),
+            r"release.recipe: min_routing_agreement holds FP8_EXPERTS: 0.99: name formats of quantized_formats",
+        ),
+        (
             lambda tree: tree["model"]["recipe"].update(moe_intermediate_size=200),
             r"multiples of 32: .*moe_intermediate_size \(200\)",
         ),

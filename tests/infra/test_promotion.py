@@ -179,7 +179,9 @@ def test_a_version_trained_on_what_was_taken_down_is_neither_restored_nor_a_cand
     """Also not as the champion before the restored one."""
     three_champions(registry)
     registry.client.set_model_version_tag(registry.model, "2", FORGOTTEN_TAG, "https://one.example, today")
-    with pytest.raises(ValueError, match=r"cannot go back: version 2 was trained on a text .*https://one.example, today"):
+    with pytest.raises(
+        ValueError, match=r"cannot go back: version 2 was trained on a text .*https://one.example, today"
+    ):
         registry.roll_back()
     assert registry.aliases == reigning("3", "2", bits_per_byte="3", pass_at_1="2")
     digest = registry.client.get_model_version(registry.model, "2").tags["glm46.digest"]
