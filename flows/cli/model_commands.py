@@ -108,6 +108,9 @@ def serve(
         str, typer.Option(metavar="NAME", help="the environment variable that holds the key of the clients")
     ] = "",
     slots: Annotated[int, typer.Option(min=1, help="requests computed at the same time; further ones wait")] = 1,
+    drafts: Annotated[
+        bool, typer.Option("--drafts", help="the MTP layer drafts: same answers, fewer passes")
+    ] = False,
     context: Annotated[
         int | None, typer.Option(min=1, help="tokens of a request and its answer; by default the scale's")
     ] = None,
@@ -123,7 +126,7 @@ def serve(
         from infra.serving.model_server import Access
         from infra.storage.open_store import open_store
 
-        configuration, home, access = load_scale(scale), open_home(), Access(key_of(api_key_env), slots)
+        configuration, home, access = load_scale(scale), open_home(), Access(key_of(api_key_env), slots, drafts)
         own = configuration.serving.resources
         changed = {"host": host, "port": port, "context_length": context or own.context_length}
         resources = own.model_copy(update=changed)

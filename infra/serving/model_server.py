@@ -48,6 +48,8 @@ class Access:
     """What every request must send as a bearer token. Empty: none, and only programs of this machine are answered."""
     num_slots: int = 1
     """Requests that are computed at the same time, each with the whole context length; further ones wait."""
+    is_drafting: bool = False
+    """Whether the MTP layer drafts a token after each: the same tokens, in fewer passes. For files with that layer."""
 
 
 OWN_USE = Access()
@@ -69,8 +71,8 @@ def start_model_server(
 ) -> ModelServer:
     """Start a server and wait until it answers; `port` 0 takes a free one.
 
-    Raises ValueError for a port in use, a host that is not loopback without a key, or a missing file, RuntimeError with
-    the log's end when the server stops or does not answer.
+    Raises ValueError for a port in use, a host that is not loopback without a key, a missing file, or drafts of one
+    without an MTP layer, RuntimeError with the log's end when the server stops or does not answer.
     """
     if resources.host not in LOOPBACK and not access.api_key:
         raise ValueError(
@@ -79,6 +81,8 @@ def start_model_server(
         )
     if not gguf_path.is_file():
         raise ValueError(f"{gguf_path} does not exist: give a GGUF file, as a finished run leaves one")
+    if access.is_drafting and not _has_mtp_layer(gguf_path):
+        raise ValueError(f"{gguf_path} has no MTP layer to draft with: write it again, or leave --drafts out")
     port = take_port(resources.port, resources.host) if resources.port else free_port(resources.host)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     command = [
@@ -98,6 +102,7 @@ def start_model_server(
         str(access.num_slots),
         "--alias",
         alias,
+        *(["--is-drafting"] if access.is_drafting else []),
     ]
     with open(log_path, "wb") as log:
         environment = os.environ | {KEY_VARIABLE: access.api_key}
@@ -110,6 +115,13 @@ def start_model_server(
         stop_model_server(server)
         raise
     return server
+
+
+def _has_mtp_layer(gguf_path: Path) -> bool:
+    from gguf import GGUFReader
+
+    fields = GGUFReader(gguf_path).fields
+    return any(name.endswith(".nextn_predict_layers") and field.contents() for name, field in fields.items())
 
 
 def stop_model_server(server: ModelServer) -> None:
@@ -160,7 +172,14 @@ def _wait_until_healthy(server: ModelServer, timeout_seconds: float) -> None:
 
 
 def serve(
-    gguf_path: Path, host: str, port: int, context_length: int, num_threads: int, num_slots: int, alias: str
+    gguf_path: Path,
+    host: str,
+    port: int,
+    context_length: int,
+    num_threads: int,
+    num_slots: int,
+    alias: str,
+    is_drafting: bool,
 ) -> None:
     """Serve until standard input closes."""
     import xllamacpp
@@ -180,6 +199,10 @@ def serve(
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # pyright: ignore[reportAttributeAccessIssue]
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # pyright: ignore[reportAttributeAccessIssue]
     params.warmup = False
+    if is_drafting:
+        params.load_mtp = True
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]  # pyright: ignore[reportAttributeAccessIssue]
+        params.speculative.draft.n_max, params.speculative.draft.p_min = 1, 0.0
     threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
     server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue]
     app = gateway(server.listening_address, key, host, port, os.environ.pop(KEY_VARIABLE, ""))
@@ -206,6 +229,7 @@ def main() -> None:
     parser.add_argument("--num-threads", type=int, required=True)
     parser.add_argument("--num-slots", type=int, default=1)
     parser.add_argument("--alias", default=MODEL_ALIAS)
+    parser.add_argument("--is-drafting", action="store_true")
     serve(**vars(parser.parse_args()))
 
 

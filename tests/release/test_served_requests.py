@@ -3,6 +3,8 @@ wrong."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import urllib.request
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import psutil
 import pytest
 from openai import AuthenticationError, OpenAI
 
+from infra.serving.model_server import Access, running_model_server, start_model_server
 from model.formats.gguf_checkpoint import write_gguf
 from tasks.release.served_requests import (
     NUM_CONCURRENT,
@@ -22,11 +25,12 @@ from tasks.release.served_requests import (
 )
 from tests.conftest import ROOT
 from tests.release.test_parity import answers_of
-from tests.release.test_release import gguf, reference_of, served, store  # noqa: F401
+from tests.release.test_release import SERVING, gguf, reference_of, served, store  # noqa: F401
 from tests.support.evaluation_fakes import checkpoint
 from tests.support.pipeline import command, environment, glm46
 
 KEY = "key-of-the-clients"
+JSON = {"content-type": "application/json"}
 
 
 def stubbed(text: str, *pieces: str) -> OpenAI:
@@ -46,9 +50,8 @@ def test_a_server_without_a_key_and_one_that_takes_any_prompt_are_found(served):
         "a request with a wrong key",
         "a request with no key",
     ]
-    headers = {"content-type": "application/json"}
-    assert check_oversized(served.url, headers, 257) == []
-    assert check_oversized(served.url, headers, 3) == ["a prompt of 3 tokens was answered with status 200, not 400"]
+    assert check_oversized(served.url, JSON, 257) == []
+    assert check_oversized(served.url, JSON, 3) == ["a prompt of 3 tokens was answered with status 200, not 400"]
 
 
 def test_other_pieces_than_the_text_are_found(store):  # noqa: F811
@@ -117,6 +120,33 @@ def test_a_file_is_served_to_other_machines_with_a_key_that_no_command_line_show
     finally:
         serving.terminate()
         serving.wait()
+
+
+def test_drafts_of_the_mtp_layer_change_no_token(file, tmp_path):
+    """As llama.cpp makes them, which says how many it took."""
+    prompts, answers, taken = ("4 + 1 =", "def add", "What is", "Привет"), [], 0
+    for is_drafting in (False, True):
+        access = Access(is_drafting=is_drafting)
+        with running_model_server(file, SERVING, tmp_path / "log", access=access) as server:
+            for prompt in prompts:
+                asked = {"prompt": prompt, "n_predict": 60, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+                request = urllib.request.Request(f"{server.url}/completion", json.dumps(asked).encode(), JSON)
+                with urllib.request.urlopen(request, timeout=60) as response:
+                    answer = json.load(response)
+                answers.append(answer["tokens"])
+                taken += answer["timings"].get("draft_n_accepted", 0)
+    assert answers[:4] == answers[4:] and all(len(tokens) == 60 for tokens in answers)
+    assert taken > 0, "no draft was right: test is too easy"
+
+
+def test_drafts_of_a_file_without_the_layer_are_refused(store, tmp_path):  # noqa: F811
+    source = tmp_path / "hf"
+    shutil.copytree(checkpoint(store, "trained").directory("hf"), source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    write_gguf(source, source / "tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="mine")
+    with pytest.raises(ValueError, match="has no MTP layer to draft with: write it again, or leave --drafts out"):
+        start_model_server(tmp_path / "m.gguf", SERVING, tmp_path / "log", access=Access(is_drafting=True))
 
 
 @pytest.mark.parametrize(
