@@ -174,7 +174,7 @@ def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[
 
 
 def find_withdrawal(client: MlflowClient, name: str, checkpoint: Artifact[TrainedCheckpoint]) -> Withdrawal:
-    """Whether somebody has rolled back the version of this checkpoint."""
+    """Whether somebody has rolled back the version of this checkpoint, or taken down a text of it."""
     version = find_version(client, name, checkpoint.digest)
     return Withdrawal(reason="" if version is None else refusal_of(version))
 

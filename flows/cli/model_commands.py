@@ -108,9 +108,7 @@ def serve(
         str, typer.Option(metavar="NAME", help="the environment variable that holds the key of the clients")
     ] = "",
     slots: Annotated[int, typer.Option(min=1, help="requests computed at the same time; further ones wait")] = 1,
-    drafts: Annotated[
-        bool, typer.Option("--drafts", help="the MTP layer drafts: same answers, fewer passes")
-    ] = False,
+    drafts: Annotated[bool, typer.Option("--drafts", help="the MTP layer drafts: same answers, fewer passes")] = False,
     context: Annotated[
         int | None, typer.Option(min=1, help="tokens of a request and its answer; by default the scale's")
     ] = None,
