@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from infra.registry.model_registry import (
 )
 from infra.registry.promotion import Promotion, Rivals, look_up_rivals, promote, refusal_of
 from infra.servers.servers import artifact_root
-from infra.serving.model_server import SERVED_TYPE, running_model_server
+from infra.serving.model_server import SERVED_TYPE, Access, running_model_server
 from infra.step import Artifact
 from tasks.evaluation.comparisons import FIGURES
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
@@ -43,7 +44,7 @@ from tasks.release.decide_promotion import Withdrawal, decide_promotion, refusal
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import GgufEvaluation, evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
-from tasks.release.smoke_test import SmokeReport, smoke_test
+from tasks.release.smoke_test import SMOKE_SLOTS, SmokeReport, smoke_test
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[
 
 
 def find_withdrawal(client: MlflowClient, name: str, checkpoint: Artifact[TrainedCheckpoint]) -> Withdrawal:
-    """Whether somebody has rolled back the version of this checkpoint."""
+    """Whether somebody has rolled back the version of this checkpoint, or taken down a text of it."""
     version = find_version(client, name, checkpoint.digest)
     return Withdrawal(reason="" if version is None else refusal_of(version))
 
@@ -221,10 +222,16 @@ def promote_release(run: Run, released: ReleasedModel) -> Promotion:
 
 
 def deploy_and_test(run: Run, formats: ReleasedFormats) -> SmokeReport:
-    """Serve the model with llama.cpp during the smoke test."""
+    """Serve the model with llama.cpp during the smoke test, as users do who are not alone: with a key and slots."""
     path = formats.gguf.path(formats.gguf.record.file_names[SERVED_TYPE])
-    with running_model_server(path, run.scale.serving.resources, run.home.run_dir / "model-server.log") as server:
-        return smoke_test(server_url=server.url, reference=formats.reference)
+    resources, access = run.scale.serving.resources, Access(api_key=secrets.token_urlsafe(), num_slots=SMOKE_SLOTS)
+    with running_model_server(path, resources, run.home.run_dir / "model-server.log", access=access) as server:
+        return smoke_test(
+            server_url=server.url,
+            api_key=access.api_key,
+            context_length=resources.context_length,
+            reference=formats.reference,
+        )
 
 
 def _describe_rivals(rivals: Rivals) -> str:

@@ -22,13 +22,15 @@ CALIBRATED_GGUF_TYPES: tuple[GgufType, ...] = ("Q6_K", "Q5_K_M", "Q4_K_M")
 """Types whose rounding is weighed by an importance matrix."""
 NARROW_GGUF_TYPES: tuple[GgufType, ...] = ("Q4_K_M",)
 """Types of 4 bits, which may lose more."""
-QuantizedFormat = Literal["FP8_DYNAMIC", "FP8_BLOCK", "GPTQ_W4A16", "AWQ_W4A16"]
+QuantizedFormat = Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8_EXPERTS", "GPTQ_W4A16", "AWQ_W4A16"]
 CALIBRATED_FORMATS: tuple[QuantizedFormat, ...] = ("GPTQ_W4A16", "AWQ_W4A16")
 """Formats of 4 bits, which look at activations of text before they round."""
 
 
 QUANTIZED_BLOCK = 128
-"""Inputs of a matrix that share a scale factor, in these formats but FP8_DYNAMIC."""
+"""Inputs of a matrix that share a scale factor, in these formats but those of ROW_FORMATS."""
+ROW_FORMATS: tuple[QuantizedFormat, ...] = ("FP8_DYNAMIC", "FP8_EXPERTS")
+"""Formats with a scale factor per row of a matrix, of any length."""
 
 
 class CalibrationRecipe(Frozen):
@@ -66,6 +68,9 @@ class ReleaseRecipe(Frozen):
     quantized_formats: tuple[QuantizedFormat, ...]
     """Checkpoints that vLLM, SGLang and transformers read (compressed-tensors). Their loss is measured with activations
     rounded as those engines round them, against the same bounds."""
+    min_routing_agreement: dict[QuantizedFormat, float]
+    """By format, the least share of positions and layers at which the quantized checkpoint must choose the same set of
+    experts as the unquantized one. Formats that are not named are measured without this bound."""
     calibration_rows: int = Field(gt=0)
     """Packed rows that GPTQ, AWQ and the importance matrix of GGUF files look at: of the last phase that reads rows,
     with its mixture and length."""
@@ -87,6 +92,16 @@ class ReleaseRecipe(Frozen):
         """Bits per byte that a format or GGUF type may lose."""
         is_narrow = quantized_format in (*CALIBRATED_FORMATS, *NARROW_GGUF_TYPES)
         return self.max_4_bit_bits_per_byte if is_narrow else self.max_quantization_bits_per_byte
+
+    @model_validator(mode="after")
+    def _bounds_only_what_is_written(self) -> Self:
+        for name, share in self.min_routing_agreement.items():
+            if name not in self.quantized_formats or not 0 <= share <= 1:
+                raise ValueError(
+                    f"min_routing_agreement holds {name}: {share}: name formats of quantized_formats "
+                    f"({', '.join(self.quantized_formats)}) and shares from 0 to 1"
+                )
+        return self
 
     @model_validator(mode="after")
     def _has_the_served_type(self) -> Self:

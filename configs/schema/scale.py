@@ -14,7 +14,7 @@ from configs.schema.evaluation import EvaluationSection
 from configs.schema.model import ModelSection
 from configs.schema.packing import mixture_waypoints
 from configs.schema.phases import PhaseKind, PhaseRecipe, PhaseSection, TrainingRecipe
-from configs.schema.release import GGUF_BLOCK, QUANTIZED_BLOCK, ReleaseSection
+from configs.schema.release import GGUF_BLOCK, QUANTIZED_BLOCK, ROW_FORMATS, ReleaseSection
 from configs.schema.serving import ServingSection
 
 
@@ -160,7 +160,7 @@ class Scale(Frozen):
             else {}
         )
         blocks = {name: GGUF_BLOCK for name in release.gguf_types if name.startswith("Q")}
-        blocks |= {name: QUANTIZED_BLOCK for name in release.quantized_formats if name != "FP8_DYNAMIC"}
+        blocks |= {name: QUANTIZED_BLOCK for name in release.quantized_formats if name not in ROW_FORMATS}
         for name, block in blocks.items():
             odd = [f"{size} ({width})" for size, width in widths.items() if width % block]
             if odd:

@@ -22,7 +22,7 @@ from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_
 from flows.cli.eval_command import compare, evaluate
 from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
-from flows.cli.model_commands import convert, fetch, generate, profile
+from flows.cli.model_commands import convert, fetch, generate, profile, serve
 from flows.cli.options import ADDRESS, JSON, SCALE, STORE
 from flows.cli.plan_commands import config, plan
 from flows.cli.registry_commands import evidence, forget, rollback, speedrun, verify
@@ -232,24 +232,6 @@ def chat(
                 print()
 
 
-@app.command()
-def serve(
-    scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
-    alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="the port to listen on; 0 takes a free one")] = 8000,
-    store: STORE = None,
-) -> None:
-    """Serve a model, by default the promoted one, with an OpenAI-compatible API on loopback until interrupted. It
-    follows its alias, for example after `glm46 rollback`."""
-    with usage_errors():
-        home, configuration, _, opened = _chosen_version(scale, alias, store)
-    with failures(home):
-        from flows.cli.serving.serve_model import serve_alias
-
-        with suppress(KeyboardInterrupt):
-            serve_alias(home, configuration, alias, opened, port)
-
-
 def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Scale, RegisteredVersion, Store]:
     from configs.load import load_scale
     from flows.cli.serving.serve_model import find_version
@@ -260,6 +242,7 @@ def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Sc
     return home, configuration, find_version(home, configuration, alias), open_store(store, home)
 
 
+app.command()(serve)
 app.command()(up)
 app.command()(down)
 app.command()(worker)

@@ -43,6 +43,8 @@ REIGNS_TAG = "glm46.reigns"
 ROLLED_BACK_AT_TAG, ROLLED_BACK_BY_TAG = "glm46.rolled_back_at", "glm46.rolled_back_by"
 ROLLED_BACK_REASON_TAG = "glm46.rolled_back_reason"
 """Tags of a version that was champion until somebody rolled it back."""
+FORGOTTEN_TAG = "glm46.forgotten"
+"""On a version that was trained on a text which was taken down: what was asked for, and when, the latest first."""
 MAX_REIGNS = 100
 MAX_REASON_CHARS = 1000
 
@@ -156,8 +158,8 @@ def roll_back(client: MlflowClient, store: Store, model: str, reason: str, say: 
     """Restore the champion and the anchors of before the last promotion.
 
     The version that goes is marked with time, person and reason, and is no candidate until the mark is removed. After
-    it `previous` is the champion before the restored one. Raises ValueError where there is no such version, or its
-    artifacts are gone.
+    it `previous` is the champion before the restored one. Raises ValueError where there is no such version, its
+    artifacts are gone, or it was trained on a text that was taken down.
     """
     if not reason.strip() or len(reason) > MAX_REASON_CHARS:
         raise ValueError(f"--reason has {len(reason)} characters: give 1 to {MAX_REASON_CHARS}")
@@ -172,6 +174,8 @@ def roll_back(client: MlflowClient, store: Store, model: str, reason: str, say: 
         if withdrawn is None or restored is None:
             missing = CHAMPION if withdrawn is None else PREVIOUS
             raise ValueError(f"{model} has no version with the alias {missing}: there is nothing to roll back to")
+        if FORGOTTEN_TAG in versions[restored].tags:
+            raise ValueError(f"{model} cannot go back: {refusal_of(versions[restored])}")
         barred = {number for number, each in versions.items() if refusal_of(each)} | {withdrawn}
         reigns = _usable(_reigns(registered), versions.keys() - barred)
         if not reigns or reigns[-1][CHAMPION] != restored:
@@ -200,7 +204,14 @@ def roll_back(client: MlflowClient, store: Store, model: str, reason: str, say: 
 
 
 def refusal_of(version: RegisteredVersion) -> str:
-    """Why a version may not be promoted whatever its figures are: somebody rolled it back. Empty where nobody did."""
+    """Why a version may not be promoted whatever its figures are: a text that it was trained on was taken down, or
+    somebody rolled it back. Else empty."""
+    if FORGOTTEN_TAG in version.tags:
+        return (
+            f"version {version.version} was trained on a text that was taken down ({version.tag(FORGOTTEN_TAG)}): run "
+            f"its scale again to train without it; to allow the version nevertheless, delete its tag {FORGOTTEN_TAG} "
+            f"in MLflow"
+        )
     if ROLLED_BACK_AT_TAG not in version.tags:
         return ""
     return (

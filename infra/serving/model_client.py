@@ -39,6 +39,14 @@ class TimedAnswer:
     """As the server counts, else the pieces."""
 
 
+def key_of(variable: str) -> str:
+    """The key in an environment variable that the user named; empty where none is named. Raises ValueError for a
+    variable that is not set."""
+    if variable and not os.environ.get(variable):
+        raise ValueError(f"the environment variable {variable} of --api-key-env is not set: export the key")
+    return os.environ[variable] if variable else ""
+
+
 class ModelClient:
     """Asks one model of one server."""
 
@@ -52,16 +60,10 @@ class ModelClient:
             raise ValueError(f"{url} is no URL of a server: write http://HOST:PORT/v1 or https://HOST/v1")
         if "@" in address.netloc:
             raise ValueError("the URL names a user or a password before @: give the key with --api-key-env NAME")
-        if key_variable and not os.environ.get(key_variable):
-            raise ValueError(f"the environment variable {key_variable} of --api-key-env is not set: export the key")
+        key = key_of(key_variable)
         self.url = url.rstrip("/")
         base_url = self.url if address.path.strip("/") else f"{self.url}/v1"
-        self._client: OpenAI = OpenAI(
-            base_url=base_url,
-            api_key=os.environ[key_variable] if key_variable else "none",
-            timeout=timeout_seconds,
-            max_retries=0,
-        )
+        self._client: OpenAI = OpenAI(base_url=base_url, api_key=key or "none", timeout=timeout_seconds, max_retries=0)
         self.num_answered = 0
         self.model = model or self._only_model()
 

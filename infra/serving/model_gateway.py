@@ -1,14 +1,15 @@
-"""The HTTP server that clients of a served model talk to: it listens on loopback and passes requests on to llama.cpp's
-server.
+"""The HTTP server that clients of a served model talk to: it passes requests on to llama.cpp's server.
 
-A browser sends requests to loopback on behalf of any page. So a request whose Host or Origin is not this server's own
-is refused, and llama.cpp's server is asked with a key that only this process has. llama.cpp reports log-probabilities
-of /v1/completions in the shape of chat completions. The gateway gives them the shape of OpenAI's API; llama.cpp's own
-shape, with token ids, stays beside it as `content`.
+A browser sends requests to loopback on behalf of any page. So without a key a request whose Host or Origin is not this
+server's own is refused; with one, a request that does not bring it is, whoever sends it. llama.cpp's server is asked
+with a key that only this process has. llama.cpp reports log-probabilities of /v1/completions in the shape of chat
+completions. The gateway gives them the shape of OpenAI's API; llama.cpp's own shape, with token ids, stays beside it as
+`content`.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from aiohttp import ClientSession, ClientTimeout, StreamReader, TCPConnector, we
 
 MAX_REQUEST_BYTES = 64 << 20
 COMPLETIONS = "/v1/completions"
+HEALTH = "/health"
+"""Answered without a key: whoever restarts a server has none."""
 HOP_HEADERS = {
     "host",
     "connection",
@@ -31,15 +34,18 @@ HOP_HEADERS = {
 """Headers that belong to one connection, or are replaced here."""
 UPSTREAM = web.AppKey("upstream", str)
 KEY = web.AppKey("key", str)
+CLIENT_KEY = web.AppKey("client_key", str)
 ADDRESSES = web.AppKey("addresses", frozenset)
 SESSION = web.AppKey("session", ClientSession)
 
 
-def gateway(upstream: str, key: str, host: str, port: int) -> web.Application:
-    """The application that listens at host:port; `upstream` is the URL of llama.cpp's server, without a trailing
-    slash."""
-    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[_refuse_other_sites])
-    app[UPSTREAM], app[KEY] = upstream, key
+def gateway(upstream: str, key: str, host: str, port: int, client_key: str) -> web.Application:
+    """The application that listens at host:port; `upstream` is the URL of llama.cpp's server, without a trailing slash,
+    and `key` its key. Clients must send `client_key`; empty: they need none, and are programs of this machine."""
+    app = web.Application(
+        client_max_size=MAX_REQUEST_BYTES, middlewares=[_require_key if client_key else _refuse_other_sites]
+    )
+    app[UPSTREAM], app[KEY], app[CLIENT_KEY] = upstream, key, client_key
     app[ADDRESSES] = frozenset(f"{name}:{port}" for name in {host, "127.0.0.1", "localhost"})
     app.cleanup_ctx.append(_session)
     app.router.add_route("*", "/{path:.*}", _pass_on)
@@ -53,6 +59,14 @@ async def _session(app: web.Application) -> AsyncIterator[None]:
     async with ClientSession(connector=connector, timeout=ClientTimeout(total=None), auto_decompress=False) as session:
         app[SESSION] = session
         yield
+
+
+@web.middleware
+async def _require_key(request: web.Request, handler: Any) -> web.StreamResponse:
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    if request.path != HEALTH and not hmac.compare_digest(given.encode(), request.app[CLIENT_KEY].encode()):
+        return _refusal(401, "the key is missing or wrong: send it as the header Authorization: Bearer KEY")
+    return await handler(request)
 
 
 @web.middleware
@@ -76,7 +90,10 @@ def _refusal(status: int, message: str) -> web.Response:
 
 
 async def _pass_on(request: web.Request) -> web.StreamResponse:
-    body, reshapes = await request.read(), False
+    try:
+        body, reshapes = await request.read(), False
+    except web.HTTPRequestEntityTooLarge:
+        return _refusal(413, f"the request is too large: at most {MAX_REQUEST_BYTES} bytes are read")
     if request.method == "POST" and request.path == COMPLETIONS:
         asked = _json_object(body)
         if asked.get("echo"):

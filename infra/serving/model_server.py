@@ -1,7 +1,7 @@
-"""The llama.cpp server of xllamacpp, OpenAI-compatible, on loopback, in a process of its own.
+"""The llama.cpp server of xllamacpp, OpenAI-compatible, in a process of its own.
 
     python -m infra.serving.model_server MODEL.gguf --host 127.0.0.1 --port 8080 --context-length 1024
-        --num-threads 2 --alias glm46
+        --num-threads 2 --num-slots 1 --alias glm46
 
 The process ends when its standard input closes. So no server outlives the process that started it, even if that was
 killed. (A parent-death signal would follow the starting thread, which ends early in a flow.)
@@ -33,8 +33,27 @@ if TYPE_CHECKING:
 SERVED_TYPE = "F32"
 """The GGUF file that is served: its greedy answers are compared with our own generation."""
 LOOPBACK = ("127.0.0.1", "localhost")
+EVERY_INTERFACE = "0.0.0.0"
+KEY_VARIABLE = "GLM46_MODEL_SERVER_KEY"
+"""By which the process gets the key of its clients: other users of the machine can read a command line."""
 MODEL_ALIAS = "glm46"
 """The name under which a served model answers when none is given."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask a server, and how many at a time."""
+
+    api_key: str = ""
+    """What every request must send as a bearer token. Empty: none, and only programs of this machine are answered."""
+    num_slots: int = 1
+    """Requests that are computed at the same time, each with the whole context length; further ones wait."""
+    is_drafting: bool = False
+    """Whether the MTP layer drafts a token after each: the same tokens, in fewer passes. For files with that layer."""
+
+
+OWN_USE = Access()
+"""Of the programs of this project on this machine."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +67,22 @@ class ModelServer:
 
 
 def start_model_server(
-    gguf_path: Path, resources: ServingResources, log_path: Path, alias: str = MODEL_ALIAS
+    gguf_path: Path, resources: ServingResources, log_path: Path, alias: str = MODEL_ALIAS, access: Access = OWN_USE
 ) -> ModelServer:
     """Start a server and wait until it answers; `port` 0 takes a free one.
 
-    Raises ValueError for a port in use, a host that is not loopback or a missing file, RuntimeError with the log's end
-    when the server stops or does not answer.
+    Raises ValueError for a port in use, a host that is not loopback without a key, a missing file, or drafts of one
+    without an MTP layer, RuntimeError with the log's end when the server stops or does not answer.
     """
-    if resources.host not in LOOPBACK:
+    if resources.host not in LOOPBACK and not access.api_key:
         raise ValueError(
-            f"serving.resources.host is {resources.host}: the server has no authentication and binds to {LOOPBACK[0]} "
-            f"only"
+            f"other machines reach a server at {resources.host}, so its clients need a key: name the environment "
+            f"variable that holds it with --api-key-env, or serve at {LOOPBACK[0]}"
         )
     if not gguf_path.is_file():
         raise ValueError(f"{gguf_path} does not exist: give a GGUF file, as a finished run leaves one")
+    if access.is_drafting and not _has_mtp_layer(gguf_path):
+        raise ValueError(f"{gguf_path} has no MTP layer to draft with: write it again, or leave --drafts out")
     port = take_port(resources.port, resources.host) if resources.port else free_port(resources.host)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     command = [
@@ -77,18 +98,30 @@ def start_model_server(
         str(resources.context_length),
         "--num-threads",
         str(resources.num_threads),
+        "--num-slots",
+        str(access.num_slots),
         "--alias",
         alias,
+        *(["--is-drafting"] if access.is_drafting else []),
     ]
     with open(log_path, "wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=ROOT)
-    server = ModelServer(f"http://{resources.host}:{port}", process, log_path)
+        environment = os.environ | {KEY_VARIABLE: access.api_key}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=ROOT, env=environment)
+    host = LOOPBACK[0] if resources.host == EVERY_INTERFACE else resources.host
+    server = ModelServer(f"http://{host}:{port}", process, log_path)
     try:
         _wait_until_healthy(server, resources.startup_timeout_seconds)
     except BaseException:
         stop_model_server(server)
         raise
     return server
+
+
+def _has_mtp_layer(gguf_path: Path) -> bool:
+    from gguf import GGUFReader
+
+    fields = GGUFReader(gguf_path).fields
+    return any(name.endswith(".nextn_predict_layers") and field.contents() for name, field in fields.items())
 
 
 def stop_model_server(server: ModelServer) -> None:
@@ -104,10 +137,10 @@ def stop_model_server(server: ModelServer) -> None:
 
 @contextmanager
 def running_model_server(
-    gguf_path: Path, resources: ServingResources, log_path: Path, alias: str = MODEL_ALIAS
+    gguf_path: Path, resources: ServingResources, log_path: Path, alias: str = MODEL_ALIAS, access: Access = OWN_USE
 ) -> Iterator[ModelServer]:
     """A server that runs for the length of a block."""
-    server = start_model_server(gguf_path, resources, log_path, alias)
+    server = start_model_server(gguf_path, resources, log_path, alias, access)
     try:
         yield server
     finally:
@@ -138,7 +171,16 @@ def _wait_until_healthy(server: ModelServer, timeout_seconds: float) -> None:
         time.sleep(0.05)
 
 
-def serve(gguf_path: Path, host: str, port: int, context_length: int, num_threads: int, alias: str) -> None:
+def serve(
+    gguf_path: Path,
+    host: str,
+    port: int,
+    context_length: int,
+    num_threads: int,
+    num_slots: int,
+    alias: str,
+    is_drafting: bool,
+) -> None:
     """Serve until standard input closes."""
     import xllamacpp
     from aiohttp import web
@@ -150,16 +192,20 @@ def serve(gguf_path: Path, host: str, port: int, context_length: int, num_thread
     params.model_alias = {alias}
     key, upstream_port = secrets.token_urlsafe(), free_port(LOOPBACK[0])
     params.hostnames, params.port, params.api_keys = [LOOPBACK[0]], upstream_port, [key]
-    params.n_ctx, params.n_parallel = context_length, 1
+    params.n_ctx, params.n_parallel = context_length * num_slots, num_slots
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
     # By default keys and values are kept in half precision, and on a CPU attention computes in it: that changes
     # log-probabilities by 2e-3 at tiny scale, more than Q8_0 weights do. Without it they equal our own to 1e-5.
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # pyright: ignore[reportAttributeAccessIssue]
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # pyright: ignore[reportAttributeAccessIssue]
     params.warmup = False
+    if is_drafting:
+        params.load_mtp = True
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]  # pyright: ignore[reportAttributeAccessIssue]
+        params.speculative.draft.n_max, params.speculative.draft.p_min = 1, 0.0
     threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
     server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue]
-    app = gateway(server.listening_address, key, host, port)
+    app = gateway(server.listening_address, key, host, port, os.environ.pop(KEY_VARIABLE, ""))
     web.run_app(
         app, host=host, port=port, print=lambda *_: print(f"serving {gguf_path.name} at {host}:{port}", flush=True)
     )
@@ -177,11 +223,13 @@ def main() -> None:
         prog="python -m infra.serving.model_server", description=__doc__.splitlines()[0] if __doc__ else None
     )
     parser.add_argument("gguf_path", type=Path)
-    parser.add_argument("--host", default=LOOPBACK[0], choices=LOOPBACK)
+    parser.add_argument("--host", default=LOOPBACK[0])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--context-length", type=int, required=True)
     parser.add_argument("--num-threads", type=int, required=True)
+    parser.add_argument("--num-slots", type=int, default=1)
     parser.add_argument("--alias", default=MODEL_ALIAS)
+    parser.add_argument("--is-drafting", action="store_true")
     serve(**vars(parser.parse_args()))
 
 

@@ -1,8 +1,8 @@
 """Writes a Hugging Face checkpoint and its tokenizer as one GGUF file that llama.cpp serves (`glm4moe`).
 
-The MTP layer is left out and `nextn_predict_layers` is 0: llama.cpp does not need it to serve, and loaders that count
-it as a layer fail on it (axolotl #3559). gguf_types.py says which type a tensor has. Tensors are read, converted and
-written one by one, so memory holds one stack of experts at a time. Equal input gives equal bytes.
+The MTP layer follows the others, as in the published files: llama.cpp loads it only where it makes drafts.
+gguf_types.py says which type a tensor has. Tensors are read, converted and written one by one, so memory holds one
+stack of experts at a time. Equal input gives equal bytes.
 """
 
 from collections.abc import Mapping
@@ -39,6 +39,12 @@ _MOE = {
     **{f"mlp.experts.{kind}_proj": f"ffn_{kind}_exps.weight" for kind in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{kind}_proj.weight": f"ffn_{kind}_shexp.weight" for kind in ("gate", "up", "down")},
 }
+_MTP = {
+    "eh_proj.weight": "nextn.eh_proj.weight",
+    "enorm.weight": "nextn.enorm.weight",
+    "hnorm.weight": "nextn.hnorm.weight",
+    "shared_head.norm.weight": "nextn.shared_head_norm.weight",
+}
 
 
 def write_gguf(
@@ -72,7 +78,8 @@ def write_gguf(
         gguf_name: stored_type(gguf_name, shape, gguf_type, recipe.num_hidden_layers)
         for gguf_name, shape in shapes.items()
     }
-    weighed = [each for each, shape in shapes.items() if is_calibrated and _takes_importance(each, shape)]
+    num_layers = recipe.num_hidden_layers
+    weighed = [each for each, shape in shapes.items() if is_calibrated and _takes_importance(each, shape, num_layers)]
     if missing := [each for each in weighed if importance is None or each not in importance]:
         raise ValueError(
             f"{gguf_type} needs the importance of {missing[0]} and {len(missing) - 1} more matrices: measure the "
@@ -107,8 +114,9 @@ def tensor_sources(recipe: ModelRecipe) -> dict[str, list[str]]:
         _MOE if recipe.n_shared_experts else {ours: name for ours, name in _MOE.items() if "shared_experts" not in ours}
     )
     sources = {gguf_name: [name] for name, gguf_name in _TRUNK.items()}
-    for layer in range(recipe.num_hidden_layers):
+    for layer in range(recipe.num_hidden_layers + recipe.num_nextn_predict_layers):
         names = layer_names | (_DENSE if layer < recipe.first_k_dense_replace else moe_names)
+        names |= _MTP if layer >= recipe.num_hidden_layers else {}
         for ours, gguf_name in names.items():
             sources[f"blk.{layer}.{gguf_name}"] = checkpoint_names(
                 f"model.layers.{layer}.{ours}", recipe.n_routed_experts
@@ -136,9 +144,10 @@ def _read_array(files: dict[str, Path], gguf_name: str, names: list[str]) -> np.
     return (torch.stack(ordered) if _is_stacked(gguf_name) else ordered[0]).numpy()
 
 
-def _takes_importance(gguf_name: str, shape: tuple[int, ...]) -> bool:
-    """Matrices of layers but the router: embedding and head are rounded finely without."""
-    return gguf_name.startswith("blk.") and len(shape) > 1 and not gguf_name.endswith("ffn_gate_inp.weight")
+def _takes_importance(gguf_name: str, shape: tuple[int, ...], num_layers: int) -> bool:
+    """Matrices of layers but the router: embedding, head and MTP layer are rounded finely without."""
+    is_of_layer = gguf_name.startswith("blk.") and int(gguf_name.split(".")[1]) < num_layers
+    return is_of_layer and len(shape) > 1 and not gguf_name.endswith("ffn_gate_inp.weight")
 
 
 def _add_architecture(writer: gguf.GGUFWriter, recipe: ModelRecipe, gguf_type: GgufType, name: str) -> None:
@@ -147,7 +156,7 @@ def _add_architecture(writer: gguf.GGUFWriter, recipe: ModelRecipe, gguf_type: G
     if gguf_type.startswith("Q"):
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(recipe.vocab_size)
-    writer.add_block_count(recipe.num_hidden_layers)
+    writer.add_block_count(recipe.num_hidden_layers + recipe.num_nextn_predict_layers)
     writer.add_context_length(recipe.max_position_embeddings)
     writer.add_embedding_length(recipe.hidden_size)
     writer.add_feed_forward_length(recipe.intermediate_size)
@@ -166,7 +175,7 @@ def _add_architecture(writer: gguf.GGUFWriter, recipe: ModelRecipe, gguf_type: G
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     writer.add_expert_weights_scale(recipe.routed_scaling_factor)
     writer.add_expert_weights_norm(recipe.norm_topk_prob)
-    writer.add_nextn_predict_layers(0)
+    writer.add_nextn_predict_layers(recipe.num_nextn_predict_layers)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary, checkpoint_dir: Path) -> None:

@@ -2,8 +2,8 @@
 
 Q6_K, Q5_K_M and Q4_K_M are llama.cpp's mixtures. In those of 4 and 5 bits the value projection and the second matrix
 of the MLPs have 6 bits in some layers. Rows that are no multiple of 256 long take the type that llama.cpp takes for
-them. Embedding and head are Q8_0 in these three, above llama.cpp's own choice; router, router bias, norms and biases
-are F32 in every file.
+them. Embedding, head and MTP layer are Q8_0 in these three, above llama.cpp's own choice; router, router bias, norms,
+biases and the MTP layer's eh_proj are F32 in every file.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ _SHORT_ROWS = {Stored.Q6_K: Stored.Q8_0, Stored.Q5_K: Stored.Q5_1, Stored.Q4_K: 
 """llama.cpp's tensor_type_fallback."""
 _HALF_SENSITIVE = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
 _OUTSIDE_LAYERS = ("token_embd.weight", "output.weight")
+_KEPT = ("ffn_gate_inp.weight", "nextn.eh_proj.weight")
 
 
 def stored_type(gguf_name: str, shape: tuple[int, ...], gguf_type: GgufType, num_layers: int) -> Stored:
-    """The type of one tensor in a file of a type. Raises ValueError where its rows are no whole blocks."""
-    if gguf_type == "F32" or len(shape) < 2 or gguf_name.endswith("ffn_gate_inp.weight"):
+    """The type of one tensor in a file of a type; `num_layers` without the MTP layer. Raises ValueError where its rows
+    are no whole blocks."""
+    if gguf_type == "F32" or len(shape) < 2 or gguf_name.endswith(_KEPT):
         return Stored.F32
+    layer = num_layers if gguf_name in _OUTSIDE_LAYERS else int(gguf_name.split(".")[1])
     if gguf_type not in _MATRIX:
         chosen = Stored[gguf_type]
-    elif gguf_name in _OUTSIDE_LAYERS:
+    elif layer >= num_layers:
         chosen = Stored.Q8_0
     else:
         chosen = _MATRIX[gguf_type]
-        if gguf_name.endswith(_HALF_SENSITIVE) and _has_more_bits(int(gguf_name.split(".")[1]), num_layers):
+        if gguf_name.endswith(_HALF_SENSITIVE) and _has_more_bits(layer, num_layers):
             chosen = Stored.Q6_K
         if shape[-1] % _block(chosen):
             chosen = _SHORT_ROWS[chosen]

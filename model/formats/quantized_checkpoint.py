@@ -1,8 +1,9 @@
 """Writes a checkpoint with quantized matrices, as vLLM, SGLang and transformers read it, and reads it back.
 
 The layout is that of compressed-tensors; llm-compressor quantizes. Attention, dense MLPs and all experts, routed and
-shared, are quantized. Embeddings, head, norms, biases, the router with its float32 bias, and the MTP layer stay as they
-are: transformers does not know the MTP layer, so its tensors are copied into a file of their own.
+shared, are quantized; by FP8_EXPERTS only the experts. Embeddings, head, norms, biases, the router with its float32
+bias, and the MTP layer stay as they are: transformers does not know the MTP layer, so its tensors are copied into a
+file of their own.
 
 Every expert sees every calibration token, whatever the router chooses: an expert that few tokens reach would else be
 rounded blindly. AWQ scales the inputs of a matrix and divides the norm or matrix before it by the same numbers. The
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 SCHEMES: dict[QuantizedFormat, str] = {
     "FP8_DYNAMIC": "FP8_DYNAMIC",
     "FP8_BLOCK": "FP8_BLOCK",
+    "FP8_EXPERTS": "FP8_DYNAMIC",
     "GPTQ_W4A16": "W4A16",
     "AWQ_W4A16": "W4A16_ASYM",
 }
@@ -43,6 +45,8 @@ token or group as they come; or 4-bit integers in groups of 128 inputs, symmetri
 WEIGHTS_FILE, MTP_FILE, INDEX_FILE = "model.safetensors", "model-mtp.safetensors", "model.safetensors.index.json"
 COPIED_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 ROUTER, HEAD = r"re:.*\.mlp\.gate$", "lm_head"
+BESIDE_EXPERTS = (r"re:.*\.self_attn\..*", r"re:.*\.mlp\.(gate|up|down)_proj$")
+"""Attention and dense MLPs: what they round changes the input of every router after them."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,10 @@ def write_quantized(
 
         model = _load_linear(checkpoint_dir)
         seen = _count_expert_tokens(model)
-        quantize = QuantizationModifier(targets="Linear", scheme=scheme, ignore=[HEAD, ROUTER])
+        kept = [HEAD, ROUTER, *(BESIDE_EXPERTS if quantized_format == "FP8_EXPERTS" else ())]
+        quantize = QuantizationModifier(targets="Linear", scheme=scheme, ignore=kept)
         if quantized_format == "GPTQ_W4A16":
-            recipe: Any = GPTQModifier(targets="Linear", scheme=scheme, ignore=[HEAD, ROUTER])
+            recipe: Any = GPTQModifier(targets="Linear", scheme=scheme, ignore=kept)
         elif quantized_format == "AWQ_W4A16":
             names = _awq_names(config)
             mappings = [AWQMapping(smooth, balance) for smooth, balance in names]

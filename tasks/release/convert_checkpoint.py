@@ -51,8 +51,6 @@ class ConversionCard(Frozen):
     """Tensors whose bits were found again in the export, read back."""
     num_rounded: int
     """Tensors that the export holds with fewer bits."""
-    num_left_out: int
-    """Tensors of the MTP layer, which GGUF files leave out."""
     largest_rounding: float
     """The largest difference of a number, over its tensor's largest magnitude; 0 where nothing was rounded."""
     tensors_sha256: str
@@ -71,8 +69,8 @@ class ConversionCard(Frozen):
         logits = self.not_compared if self.largest_logit_difference is None else self.largest_logit_difference
         return (
             f"{target}: {self.num_source_tensors:,} tensors of {self.source_format}, {self.num_equal:,} equal, "
-            f"{self.num_rounded:,} rounded (by at most {self.largest_rounding:.1e} of the largest number), "
-            f"{self.num_left_out:,} left out\nlargest logit difference: {logits}; card: {card_path(target)}"
+            f"{self.num_rounded:,} rounded (by at most {self.largest_rounding:.1e} of the largest number)\n"
+            f"largest logit difference: {logits}; card: {card_path(target)}"
         )
 
 
@@ -106,7 +104,6 @@ def convert_checkpoint(
             num_source_tensors=len(source.shapes),
             num_equal=found.num_equal,
             num_rounded=found.num_rounded,
-            num_left_out=found.num_left_out,
             largest_rounding=found.largest_rounding,
             tensors_sha256=hashed.digest(),
             files=_files_of(temporary, target.name),
@@ -240,7 +237,7 @@ def _compare(target: Path, hashed: HashedTensors) -> ConvertedTensors:
     for name in written.shapes:
         if digest_of_tensor(written.read(name)) != hashed.digests[name]:
             raise RuntimeError(f"{target}: tensor {name} differs from the source's: check the disk, convert again")
-    return ConvertedTensors(num_equal=len(written.shapes), num_rounded=0, num_left_out=0, largest_rounding=0.0)
+    return ConvertedTensors(num_equal=len(written.shapes), num_rounded=0, largest_rounding=0.0)
 
 
 def _logits(source: CheckpointSource, target: Path, to: TargetFormat) -> tuple[float | None, str]:

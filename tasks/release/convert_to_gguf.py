@@ -26,7 +26,7 @@ class GgufFiles(Record):
     file_names: dict[str, str]
     num_bytes: dict[str, int]
     tensor_types: dict[str, dict[str, int]]
-    """Tensors of each file by their type: all of the checkpoint's but those of the MTP layer."""
+    """Tensors of each file by their type: all of the checkpoint's."""
     largest_rounding: dict[str, float]
     """Of the tensor that lost most, over its size (tasks/release/gguf_comparison.py)."""
     num_calibration_tokens: int

@@ -1,5 +1,5 @@
 """Accept or refuse a release for the alias `champion`: every gate must have accepted it, every engine must compute the
-trained model, the served one must be it, nobody may have rolled the version back, and a person who was asked must have
+trained model, the served one must be it, nobody may have withdrawn the version, and a person who was asked must have
 approved it."""
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class Withdrawal(Record):
-    """What a person decided on the version before: to roll it back, or nothing."""
+    """What a person decided on the version before: to roll it back, to take down a text that it was trained on, or
+    nothing."""
 
     reason: str
-    """Empty where nobody rolled it back."""
+    """Empty for nothing."""
 
     @property
     def digest(self) -> str:

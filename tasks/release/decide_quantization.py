@@ -1,4 +1,5 @@
-"""Step: accepts or refuses quantized files and checkpoints by how many bits per byte each loses.
+"""Step: accepts or refuses quantized files and checkpoints by how many bits per byte each loses, and checkpoints by how
+often they choose other experts.
 
 llama.cpp measured GGUF files, against the F32 one. Checkpoints were measured against the one they were made of.
 """
@@ -58,6 +59,10 @@ def decide_quantization(
         before, after = evaluation.record.original_bits_per_byte, evaluation.record.bits_per_byte
         loss = math.nan if before is None or after is None else round(after - before, 6)
         verdict.ceiling(f"bits per byte that {name} loses against the checkpoint", loss, recipe.max_loss(name))
+        agreement = evaluation.record.routing_agreement
+        if name in recipe.min_routing_agreement and agreement is not None:
+            share = f"share of positions and layers at which {name} chooses the same experts"
+            verdict.floor(share, agreement, recipe.min_routing_agreement[name])
     decision = GateDecision(
         accepted=verdict.is_held, bounds=tuple(verdict.bounds), candidate_digest=gguf_evaluation.digest
     )

@@ -30,7 +30,6 @@ class ConvertedTensors:
 
     num_equal: int
     num_rounded: int
-    num_left_out: int
     largest_rounding: float
     """Of a tensor, over its size: by the largest magnitude, or by root mean squares of types of 6 bits and fewer."""
     types: dict[str, int] = field(default_factory=dict)
@@ -46,6 +45,8 @@ def compare_gguf(gguf_path: Path, source: CheckpointSource) -> ConvertedTensors:
 
     written = {tensor.name: tensor for tensor in gguf.GGUFReader(gguf_path).tensors}
     sources = tensor_sources(source.recipe)
+    if left_out := set(source.shapes) - {name for names in sources.values() for name in names}:
+        raise RuntimeError(f"{gguf_path}: {len(left_out)} tensors have no place in GGUF, first {min(left_out)}")
     if set(written) != set(sources):
         raise RuntimeError(f"{gguf_path}: tensors {sorted(set(written) ^ set(sources))[:3]} differ: convert again")
     num_equal, num_rounded, largest = 0, 0, 0.0
@@ -65,11 +66,8 @@ def compare_gguf(gguf_path: Path, source: CheckpointSource) -> ConvertedTensors:
                 raise RuntimeError(f"{gguf_path}: {gguf_name} differs from {name} by a share of {share}: convert again")
             num_equal, num_rounded = num_equal + (share == 0), num_rounded + (share > 0)
             largest = max(largest, share)
-    num_read = sum(len(names) for names in sources.values())
     types = Counter(tensor.tensor_type.name for tensor in written.values())
-    return ConvertedTensors(
-        num_equal, num_rounded, len(source.shapes) - num_read, largest, {name: types[name] for name in sorted(types)}
-    )
+    return ConvertedTensors(num_equal, num_rounded, largest, {name: types[name] for name in sorted(types)})
 
 
 def compare_served(gguf_path: Path, source: CheckpointSource, token_ids_T: Tensor, logits_TV: Tensor) -> float:

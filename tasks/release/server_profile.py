@@ -110,7 +110,7 @@ def _percentiles(values: np.ndarray) -> tuple[float, float]:
 
 
 def measure_drafts(checkpoint_dir: Path, num_tokens: int) -> tuple[Drafts | None, str]:
-    """Drafts of the MTP layer in our own engine, or why there are none: llama.cpp's files leave the layer out."""
+    """Drafts of the MTP layer in our own engine, or why there are none."""
     from dataclasses import replace
 
     from model.formats.hf_checkpoint import read_config

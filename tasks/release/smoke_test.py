@@ -1,20 +1,22 @@
 """Effect: asks a served model through the OpenAI client, and compares its greedy answers token by token with ours.
 
-An effect always runs. In: the server's URL and the cached reference. Texts to be continued are sent as token ids, a
-message as a message through the chat endpoint. A separate check compares the ids into which the server renders and
-splits both. The server leaves tokens that end inside a UTF-8 character out of its token report. So ids are compared
-without those, and their bytes through the text.
+An effect always runs. In: the server's URL and key, and the cached reference. Texts to be continued are sent as token
+ids, a message as a message through the chat endpoint. A separate check compares the ids into which the server renders
+and splits both. The server leaves tokens that end inside a UTF-8 character out of its token report. So ids are compared
+without those, and their bytes through the text. tasks/release/served_requests.py asks for the rest of the API.
 """
 
 from __future__ import annotations
 
 import json
 import urllib.request
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from infra.step import Artifact, Record, digest_of
 from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer
+from tasks.release.served_requests import check_concurrent, check_key, check_oversized, check_schema, check_stream
 from tasks.release.token_bytes import ends_inside_character
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from tasks.release.generate_reference import Reference
 
 
+SMOKE_SLOTS = 2
+"""Of the server that is asked: two show whether answers of different requests mix, and need little memory."""
 WITHOUT_THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
@@ -43,8 +47,9 @@ class SmokeReport(Record):
         return digest_of(self.model_dump(mode="json"))
 
 
-def smoke_test(*, server_url: str, reference: Artifact[Reference]) -> SmokeReport:
-    """Differences are reasons, not exceptions; a server that does not answer raises the client's error."""
+def smoke_test(*, server_url: str, api_key: str, context_length: int, reference: Artifact[Reference]) -> SmokeReport:
+    """Differences are reasons, not exceptions; a server that does not answer raises the client's error.
+    `context_length` is in tokens."""
     from openai import OpenAI
 
     answers = [
@@ -54,13 +59,23 @@ def smoke_test(*, server_url: str, reference: Artifact[Reference]) -> SmokeRepor
     with urllib.request.urlopen(f"{server_url}/health", timeout=10) as health:
         if health.status != 200:
             reasons.append(f"/health answered {health.status}")
-    client = OpenAI(base_url=f"{server_url}/v1", api_key="none", max_retries=0, timeout=120)
+    client = OpenAI(base_url=f"{server_url}/v1", api_key=api_key, max_retries=0, timeout=120)
+    headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
     names = tuple(model.id for model in client.models.list())
     if not names:
         reasons.append("/v1/models lists no model")
+    name = names[0] if names else ""
     for answer in answers:
-        reasons += _check_split(server_url, answer)
-        reasons += _check_answer(client, names[0] if names else "", answer)
+        reasons += _check_split(server_url, headers, answer)
+        reasons += _check_answer(client, name, answer)
+    reasons += check_key(server_url)
+    reasons += check_oversized(server_url, headers, context_length + 1)
+    texts = [answer for answer in answers if not answer.is_chat]
+    reasons += check_stream(client, name, max(texts, key=lambda answer: len(answer.token_ids)))
+    for answer in (answer for answer in answers if answer.is_chat):
+        reasons += check_schema(client, name, answer.prompt, WITHOUT_THINKING)
+    if not reasons:  # answers that are wrong one at a time say nothing about many at a time
+        reasons += check_concurrent(answers, partial(_check_answer, client, name))
     num_compared = sum(answer.num_clear for answer in answers)
     if num_compared < MIN_COMPARED_TOKENS:
         reasons.append(
@@ -79,26 +94,21 @@ def smoke_test(*, server_url: str, reference: Artifact[Reference]) -> SmokeRepor
     )
 
 
-def _check_split(server_url: str, answer: ReferenceAnswer) -> list[str]:
+def _check_split(server_url: str, headers: dict[str, str], answer: ReferenceAnswer) -> list[str]:
     """The server must render and split the prompt as we do."""
     text, ours = answer.prompt, answer.prompt_ids[1:]
     if answer.is_chat:
         text, ours = (
-            _post(server_url, "apply-template", {"messages": _messages(answer), **WITHOUT_THINKING})["prompt"],
+            _post(server_url, headers, "apply-template", {"messages": _messages(answer), **WITHOUT_THINKING})["prompt"],
             answer.prompt_ids,
         )
-    token_ids = tuple(
-        _post(server_url, "tokenize", {"content": text, "add_special": False, "parse_special": answer.is_chat})[
-            "tokens"
-        ]
-    )
+    asked = {"content": text, "add_special": False, "parse_special": answer.is_chat}
+    token_ids = tuple(_post(server_url, headers, "tokenize", asked)["tokens"])
     return [] if token_ids == ours else [f"{_asked(answer)}: the server splits it into {token_ids}, we into {ours}"]
 
 
-def _post(server_url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(
-        f"{server_url}/{path}", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
+def _post(server_url: str, headers: dict[str, str], path: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(f"{server_url}/{path}", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=10) as response:
         return json.load(response)
 

@@ -61,7 +61,8 @@ def quantized_table(records: Sequence[QuantizedEvaluation]) -> str:
         f"Checkpoints for vLLM, SGLang and transformers, read back and computed as those engines do, on the leading "
         f"tokens of {first.num_documents} held-out documents ({first.num_tokens:,} tokens). Same token: share of "
         "positions with the same most likely token. Same experts: share of positions and layers at which the router "
-        "chooses the same experts. Embeddings, head, router and the MTP layer are not quantized.",
+        "chooses the same experts. Embeddings, head, router and the MTP layer are not quantized; FP8_EXPERTS "
+        "quantizes nothing but the experts.",
         "soft",
     )
 

@@ -551,12 +551,30 @@ class GgufScores(Record):
     bits_per_byte: dict[str, float | None]
 
 
+class RoutedScores(Record):
+    """A checkpoint that lost no bits."""
+
+    routing_agreement: float | None
+    bits_per_byte: float = 1.0
+    original_bits_per_byte: float = 1.0
+
+
 @pytest.fixture
 def decide_files(store):
-    def run(bits):
+    def run(bits, agreements=None, floors=None):
         @step(content=("none",))
         def evaluate_gguf(*, output: Output) -> GgufScores:
             return GgufScores(bits_per_byte=bits)
+
+        @step(content=("none",))
+        def evaluate_quantized(*, recipe: RoutedScores, output: Output) -> RoutedScores:
+            return recipe
+
+        agreements = agreements or {}
+        scored = {
+            name: commit(store, evaluate_quantized, recipe=RoutedScores(routing_agreement=share))
+            for name, share in agreements.items()
+        }
 
         recipe = ReleaseRecipe(
             gguf_types=("F32", "Q8_0"),
@@ -568,7 +586,8 @@ def decide_files(store):
             max_parity_log_probability=0.001,
             max_quantization_bits_per_byte=0.02,
             max_4_bit_bits_per_byte=0.5,
-            quantized_formats=(),
+            quantized_formats=tuple(agreements),
+            min_routing_agreement=floors or {},
             calibration_rows=8,
             num_quantization_documents=1,
             max_quantization_document_tokens=1,
@@ -577,7 +596,7 @@ def decide_files(store):
             store,
             decide_quantization,
             gguf_evaluation=commit(store, evaluate_gguf, repr(bits)),
-            quantized=QuantizedEvaluations({}),
+            quantized=QuantizedEvaluations(scored),
             recipe=recipe,
         ).record
 
@@ -588,6 +607,16 @@ def decide_files(store):
 def test_quantization_may_lose_so_much(decide_files, quantized, accepted):
     decision = decide_files({"F32": 1.0, "Q8_0": quantized})
     assert decision.accepted == accepted == (not decision.refusals)
+
+
+@pytest.mark.parametrize(("share", "accepted"), [(0.99, True), (0.9899, False), (None, True)])
+def test_a_quantized_checkpoint_must_choose_the_same_experts_so_often(decide_files, share, accepted):
+    """None: a model without experts. A format without a floor is only measured."""
+    files = {"F32": 1.0, "Q8_0": 1.0}
+    decision = decide_files(files, {"FP8_EXPERTS": share, "FP8_BLOCK": 0.5}, {"FP8_EXPERTS": 0.99})
+    assert decision.accepted is accepted
+    reason = "share of positions and layers at which FP8_EXPERTS chooses the same experts 0.9899, at least 0.99 needed"
+    assert decision.refusals == (() if accepted else (reason,))
 
 
 def test_quantized_files_without_their_reference_raise(decide_files):

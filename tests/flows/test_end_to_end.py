@@ -11,6 +11,7 @@ import signal
 import threading
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 import yaml
@@ -179,6 +180,40 @@ def test_a_stranger_who_runs_the_scale_again_gets_the_digests_of_the_statement(m
     assert verified.exit_code == 0, verified.stdout + verified.stderr
     lines = [line for line in verified.stdout.splitlines() if line.endswith("same digest")]
     assert len(lines) > 25 and sum(line.startswith("train_phase ") for line in lines) == 4
+
+
+@pytest.mark.long
+def test_a_run_after_a_take_down_trains_on_none_of_it(micro, tmp_path):
+    """One document that was trained by itself, and one file inside a repository."""
+    home = tmp_path / "home"
+    shutil.copytree(micro[1], home)
+
+    def traced(*of: str) -> dict:
+        return json.loads(glm46("lineage", *of, "--json", home=home).stdout)
+
+    def records() -> pd.DataFrame:
+        path = tmp_path / "records.parquet"
+        path.unlink(missing_ok=True)
+        glm46("lineage", "model", "mid_reasoning", "--scale", "micro", "--records", str(path), home=home)
+        return pd.read_parquet(path)
+
+    before = records()
+    alone = before.id[before.source.str.startswith("packages/")].iloc[0]
+    repository = before.id[before.source.str.startswith("repository/")].iloc[0]
+    part = traced("document", repository)["parts"][0]
+    phases = {each: {use["key"] for use in traced("document", each)["trained"]} for each in (alone, part)}
+    assert all(phases.values())
+    for each in (alone, part):
+        assert glm46("forget", each, "--scale", "micro", "--apply", home=home).exit_code == 0
+    run = glm46("run", "micro", "--until", "mid_reasoning", "--json", home=home)
+    assert run.exit_code == 0, run.stderr
+    assert "train mid_reasoning" in run.computed and "deduplicate_documents" not in run.computed
+    after = records()
+    assert alone in set(before.id) and not {alone, part} & set(after.id)
+    for each in (alone, part):
+        document = traced("document", each)
+        assert {use["key"] for use in document["trained"]} == phases[each], "only the phases before the take-down"
+        assert "blocked" in {drop["reason"] for drop in document["dropped"]}
 
 
 @pytest.mark.long

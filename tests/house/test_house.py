@@ -155,9 +155,9 @@ def test_a_step_file_holds_the_step_of_its_name():
 
 
 def keys_of(value, where=""):
-    """Every key path of a YAML; lists of sections are walked, mixtures by domain and tasks by environment are not; an
-    objective has the keys of its kind."""
-    if isinstance(value, dict) and not where.endswith(("mixture", "tasks")):
+    """Every key path of a YAML; lists of sections are walked, mixtures by domain, tasks by environment and bounds by
+    format are not; an objective has the keys of its kind."""
+    if isinstance(value, dict) and not where.endswith(("mixture", "tasks", "min_routing_agreement")):
         where += f".{value['kind']}" if where.endswith("objective") else ""
         return {path for key, item in value.items() for path in {f"{where}.{key}", *keys_of(item, f"{where}.{key}")}}
     if isinstance(value, list) and not where.endswith("mixture"):
@@ -214,6 +214,10 @@ def test_every_scale_loads_and_has_the_same_keys():
         (
             lambda tree: tree["release"]["recipe"].update(gguf_types=["Q8_0"]),
             r"release.recipe: gguf_types is \['Q8_0'\]: add F32",
+        ),
+        (
+            lambda tree: tree["release"]["recipe"].update(min_routing_agreement={"FP8_EXPERTS": 0.99}),
+            r"release.recipe: min_routing_agreement holds FP8_EXPERTS: 0.99: name formats of quantized_formats",
         ),
         (
             lambda tree: tree["model"]["recipe"].update(moe_intermediate_size=200),

@@ -24,6 +24,7 @@ from infra.registry.model_registry import (
     model_name,
 )
 from infra.registry.promotion import (
+    FORGOTTEN_TAG,
     MAX_REASON_CHARS,
     MOVES_TAG,
     ROLLED_BACK_AT_TAG,
@@ -172,6 +173,21 @@ def test_a_rolled_back_version_is_no_candidate_until_its_mark_is_removed(registr
     assert f"({REASON})" in refusal_of(find_version(registry.client, registry.model, digest))
     registry.client.delete_model_version_tag(registry.model, "3", ROLLED_BACK_AT_TAG)
     assert refusal_of(find_version(registry.client, registry.model, digest)) == ""
+
+
+def test_a_version_trained_on_what_was_taken_down_is_neither_restored_nor_a_candidate(registry):
+    """Also not as the champion before the restored one."""
+    three_champions(registry)
+    registry.client.set_model_version_tag(registry.model, "2", FORGOTTEN_TAG, "https://one.example, today")
+    with pytest.raises(
+        ValueError, match=r"cannot go back: version 2 was trained on a text .*https://one.example, today"
+    ):
+        registry.roll_back()
+    assert registry.aliases == reigning("3", "2", bits_per_byte="3", pass_at_1="2")
+    digest = registry.client.get_model_version(registry.model, "2").tags["glm46.digest"]
+    assert refusal_of(find_version(registry.client, registry.model, digest)).endswith(f"tag {FORGOTTEN_TAG} in MLflow")
+    assert registry.promote(registry.version(), NEITHER) == "done"
+    assert registry.roll_back().previous == "1", "version 2 is passed over"
 
 
 def test_a_champion_that_reigned_twice_is_not_restored_after_it_was_rolled_back(registry):

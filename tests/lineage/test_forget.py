@@ -74,6 +74,9 @@ def test_only_apply_blocks_and_tags(release, home):
     assert said[-1] == f"{MODEL} version 2 is tagged glm46.forgotten; it still has the aliases champion"
     again = forget_document.apply(forget_document.plan("https://one.example/a", None), "micro")
     assert again[0].startswith("1 entries added"), "the URL: the ids are there already"
+    tagged = find_version(client_of(home), MODEL, release.version.registered.digest)
+    asked = [each.split(", ")[0] for each in tagged.tags["glm46.forgotten"].split("; ")]
+    assert asked == ["https://one.example/a", ONE], "the first is kept"
 
 
 def test_what_the_store_does_not_know_is_one_sentence(release):

@@ -137,23 +137,28 @@ def test_gguf_bytes_are_equal_and_small_tensors_stay_float32(
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
     kinds: dict[str, set[str]] = {}
     for tensor in gguf.GGUFReader(tmp_path / "first").tensors:
-        is_small = tensor.name.endswith((".bias", "norm.weight", "ffn_gate_inp.weight"))
+        kept = (".bias", "norm.weight", "ffn_gate_inp.weight", "eh_proj.weight")
+        is_small = tensor.name.endswith(kept)
         kinds.setdefault("small" if is_small else "matrix", set()).add(tensor.tensor_type.name)
     assert kinds == {"small": {"F32"}, "matrix": {gguf_type}}
 
 
-def test_gguf_holds_the_trunk_special_tokens_and_the_template(checkpoint: tuple[Glm4Moe, Path], tmp_path: Path) -> None:
+def test_gguf_holds_all_layers_special_tokens_and_the_template(
+    checkpoint: tuple[Glm4Moe, Path], tmp_path: Path
+) -> None:
     model, directory = checkpoint
     write_gguf(directory, directory / "tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="tiny")
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
     types = reader.fields["tokenizer.ggml.token_type"].contents()
     assert types == [1] * 310 + [3] * 21 + [4] * 10 + [3] * 5 + [5] * 6
     assert reader.fields["tokenizer.chat_template"].contents().startswith("[gMASK]<sop>")
-    assert reader.fields["glm4moe.block_count"].contents() == 3
+    assert reader.fields["glm4moe.block_count"].contents() == 4
+    assert reader.fields["glm4moe.nextn_predict_layers"].contents() == 1
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     experts = model.model.layers[2].mlp.experts.up_proj.detach()
     assert torch.equal(torch.from_numpy(tensors["blk.2.ffn_up_exps.weight"].copy()), experts)
-    assert not any(name.startswith("blk.3") for name in tensors)
+    drafting = model.model.layers[3].eh_proj.weight.detach()
+    assert torch.equal(torch.from_numpy(tensors["blk.3.nextn.eh_proj.weight"].copy()), drafting)
 
 
 def test_a_tokenizer_that_glm4_would_split_otherwise_is_refused(

@@ -43,7 +43,7 @@ RECIPE = GLM46.model_copy(
         "num_hidden_layers": 8,
         "n_routed_experts": 4,
         "num_experts_per_tok": 1,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": 1,
     }
 )
 CALIBRATED: tuple[GgufType, ...] = ("Q6_K", "Q5_K_M", "Q4_K_M")
@@ -123,10 +123,16 @@ def test_every_tensor_is_accounted_for_in_its_type(source, files, gguf_type):
     compared = compare_gguf(files[gguf_type], open_source(source))
     types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(files[gguf_type]).tensors}
     assert sum(compared.types.values()) == len(types)
-    assert compared.num_equal + compared.num_rounded == len(open_source(source).shapes) and compared.num_left_out == 0
+    assert compared.num_equal + compared.num_rounded == len(open_source(source).shapes)
     matrix, short = {"Q6_K": ("Q6_K", "Q8_0"), "Q5_K_M": ("Q5_K", "Q5_1"), "Q4_K_M": ("Q4_K", "Q5_0")}[gguf_type]
     assert types["token_embd.weight"] == types["output.weight"] == "Q8_0"
-    assert all(kind == "F32" for name, kind in types.items() if name.endswith(("inp.weight", "bias", "norm.weight")))
+    assert all(
+        kind == "F32"
+        for name, kind in types.items()
+        if name.endswith(("inp.weight", "bias", "norm.weight", "eh_proj.weight"))
+    )
+    drafting = {kind for name, kind in types.items() if name.startswith("blk.8.")}
+    assert drafting == {"Q8_0", "F32"} and types["blk.8.nextn.eh_proj.weight"] == "F32"
     for layer in range(8):
         more = layer in (0, 3, 6, 7)
         assert types[f"blk.{layer}.attn_q.weight"] == matrix

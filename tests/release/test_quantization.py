@@ -23,9 +23,10 @@ RECIPE = GLM46.model_copy(
         "num_hidden_layers": 2,
     }
 )
-FORMATS = ("FP8_DYNAMIC", "FP8_BLOCK", "GPTQ_W4A16", "AWQ_W4A16")
+FORMATS = ("FP8_DYNAMIC", "FP8_BLOCK", "FP8_EXPERTS", "GPTQ_W4A16", "AWQ_W4A16")
 NUM_MATRICES = 4 * 2 + 3 + 3 + 3 * 4
 """Of attention, the dense MLP, the shared expert and the routed experts of two layers."""
+NUM_EXPERT_MATRICES = 3 + 3 * 4
 ROWS = torch.randint(0, RECIPE.vocab_size, (4, 48), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -54,6 +55,11 @@ def tensors_of(directory):
     return {name: tensor for path in directory.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
+def num_matrices(name):
+    """What a format quantizes."""
+    return NUM_EXPERT_MATRICES if name == "FP8_EXPERTS" else NUM_MATRICES
+
+
 def decoded(tensors, name):
     """The matrix that the file says, by the formats' definitions."""
     scale = tensors[f"{name}_scale"].float()
@@ -76,7 +82,7 @@ def decoded(tensors, name):
 def test_every_tensor_is_accounted_for(written, source):
     name, directory, counted = written
     before, after = tensors_of(source), tensors_of(directory)
-    assert (counted.num_quantized, counted.num_expert_matrices) == (NUM_MATRICES, 12)
+    assert (counted.num_quantized, counted.num_expert_matrices) == (num_matrices(name), 12)
     assert counted.num_quantized + counted.num_kept + counted.num_rescaled == len(before)
     assert counted.num_rescaled == (3 if name.startswith("AWQ") else 0)
     assert counted.num_calibration_tokens == (0 if name.startswith("FP8") else 4 * 48)
@@ -93,7 +99,8 @@ def test_what_is_read_back_is_what_the_file_says(written, source):
     name, directory, _ = written
     tensors, model = tensors_of(directory), load_quantized(directory)
     matrices = [each.removesuffix("_scale") for each in tensors if each.endswith("weight_scale")]
-    assert len(matrices) == NUM_MATRICES
+    assert len(matrices) == num_matrices(name)
+    assert all("experts" in each for each in matrices) is (name == "FP8_EXPERTS")
     for each in matrices:
         torch.testing.assert_close(model.get_parameter(each).detach(), decoded(tensors, each), rtol=1e-6, atol=1e-8)
         if "W4" in name:

@@ -20,7 +20,7 @@ from configs.load import load_scale
 from configs.schema import ReleaseRecipe, ServingResources
 from flows.cli.serving.serve_model import ServedModel, complete
 from infra.home import Home
-from infra.serving.model_server import is_healthy, running_model_server, start_model_server
+from infra.serving.model_server import Access, is_healthy, running_model_server, start_model_server
 from infra.storage.open_store import open_store
 from model.formats.gguf_checkpoint import write_gguf
 from tasks.evaluation.engine import document_token_ids
@@ -30,7 +30,7 @@ from tasks.release.decide_quantization import QuantizedEvaluations, decide_quant
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer, generate_reference
 from tasks.release.served_scoring import ServedScorer
-from tasks.release.smoke_test import smoke_test
+from tasks.release.smoke_test import SMOKE_SLOTS, smoke_test
 from tasks.release.token_bytes import ends_inside_character, token_bytes
 from tests.conftest import ROOT
 from tests.support.evaluation_fakes import DOCUMENTS, VOCAB_SIZE, checkpoint, commit, evaluation_suite, toy_tokenizer
@@ -48,6 +48,7 @@ RECIPE = ReleaseRecipe(
     max_quantization_bits_per_byte=0.05,
     max_4_bit_bits_per_byte=0.5,
     quantized_formats=(),
+    min_routing_agreement={},
     calibration_rows=8,
     num_quantization_documents=6,
     max_quantization_document_tokens=24,
@@ -76,6 +77,23 @@ def served(gguf, tmp_path_factory):
         gguf.path("model-F32.gguf"), SERVING, tmp_path_factory.mktemp("served") / "server.log"
     ) as server:
         yield server
+
+
+GUARDED = Access(api_key="key-of-the-clients", num_slots=SMOKE_SLOTS)
+
+
+@pytest.fixture(scope="module")
+def guarded(gguf, tmp_path_factory):
+    """With a key and slots."""
+    log_path = tmp_path_factory.mktemp("guarded") / "server.log"
+    with running_model_server(gguf.path("model-F32.gguf"), SERVING, log_path, access=GUARDED) as server:
+        yield server
+
+
+def smoked(server, reference):
+    """The smoke test's report."""
+    asked = {"api_key": GUARDED.api_key, "context_length": SERVING.context_length}
+    return smoke_test(server_url=server.url, reference=reference, **asked)
 
 
 def engine_of(store, name="trained"):
@@ -141,11 +159,11 @@ def reference_of(store, name="trained", recipe=RECIPE):
     )
 
 
-def test_smoke_test_passes_the_model_that_was_trained(store, served):
+def test_smoke_test_passes_the_model_that_was_trained(store, guarded):
     """On 500 tokens or more: after the recipe's prompts the beginnings of held-out documents, and no more of them than
     that takes."""
     reference = reference_of(store)
-    report = smoke_test(server_url=served.url, reference=reference)
+    report = smoked(guarded, reference)
     assert report.passed, report.reasons
     assert report.num_compared_tokens == reference.record.num_clear_tokens >= MIN_COMPARED_TOKENS == 500
     assert report.model_names == ("glm46",)
@@ -161,16 +179,16 @@ def test_smoke_test_passes_the_model_that_was_trained(store, served):
 
 
 @pytest.mark.parametrize(("edit", "least"), [({"smoke_new_tokens": 8}, 100), ({"smoke_min_margin": 1e9}, 0)])
-def test_smoke_test_that_compares_too_little_is_refused(store, served, edit, least):
+def test_smoke_test_that_compares_too_little_is_refused(store, guarded, edit, least):
     """Continuations that end too early, and margins that are never clear."""
-    report = smoke_test(server_url=served.url, reference=reference_of(store, recipe=RECIPE.model_copy(update=edit)))
+    report = smoked(guarded, reference_of(store, recipe=RECIPE.model_copy(update=edit)))
     assert not report.passed and least <= report.num_compared_tokens < 500
     assert report.reasons[-1].startswith(
         f"{report.num_compared_tokens} tokens of {report.num_prompts} prompts can be compared, 500 are needed"
     )
 
 
-def test_one_different_token_of_five_hundred_is_found(store, served, tmp_path):
+def test_one_different_token_of_five_hundred_is_found(store, guarded, tmp_path):
     """The last token that must be reproduced and is a character of its own: ids of parts of characters are compared as
     bytes."""
     answers = [
@@ -188,7 +206,7 @@ def test_one_different_token_of_five_hundred_is_found(store, served, tmp_path):
     ids[position] += 1
     answers[number] = answers[number].model_copy(update={"token_ids": tuple(ids)})
     (tmp_path / "reference.json").write_text(json.dumps([answer.model_dump(mode="json") for answer in answers]))
-    report = smoke_test(server_url=served.url, reference=SimpleNamespace(path=lambda name: tmp_path / name))  # pyright: ignore[reportArgumentType]
+    report = smoked(guarded, SimpleNamespace(path=lambda name: tmp_path / name))  # pyright: ignore[reportArgumentType]
     assert not report.passed and len(report.reasons) == 1
     assert f"served token {ids[position] - 1} at position {position} of" in report.reasons[0]
     assert report.reasons[0].endswith(f"ours is {ids[position]}")
@@ -218,8 +236,8 @@ def test_a_server_that_renders_conversations_otherwise_is_refused(store, tmp_pat
         "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
     )
     write_gguf(tmp_path / "hf", tmp_path / "hf/tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="glm46")
-    with running_model_server(tmp_path / "m.gguf", SERVING, tmp_path / "log") as server:
-        report = smoke_test(server_url=server.url, reference=reference_of(store))
+    with running_model_server(tmp_path / "m.gguf", SERVING, tmp_path / "log", access=GUARDED) as server:
+        report = smoked(server, reference_of(store))
     assert not report.passed and all(reason.startswith("message 'What is 4 + 1?'") for reason in report.reasons)
 
 
@@ -296,8 +314,8 @@ def test_a_killed_model_server_is_an_error(gguf, tmp_path):
             model.wait(30)
 
 
-def test_smoke_test_refuses_another_model(store, served):
-    report = smoke_test(server_url=served.url, reference=reference_of(store, "random"))
+def test_smoke_test_refuses_another_model(store, guarded):
+    report = smoked(guarded, reference_of(store, "random"))
     assert not report.passed
     assert any("served token" in reason for reason in report.reasons)
 
@@ -334,11 +352,10 @@ def test_broken_file_ends_with_the_servers_words(tmp_path):
         start_model_server(tmp_path / "broken.gguf", SERVING, tmp_path / "log")
 
 
-def test_server_on_another_interface_is_refused(gguf, tmp_path):
-    with pytest.raises(ValueError, match=r"serving.resources.host is 0\.0\.0\.0"):
-        start_model_server(
-            gguf.path("model-F32.gguf"), SERVING.model_copy(update={"host": "0.0.0.0"}), tmp_path / "log"
-        )
+def test_a_server_on_another_interface_needs_a_key(gguf, tmp_path):
+    public = SERVING.model_copy(update={"host": "0.0.0.0"})
+    with pytest.raises(ValueError, match=r"reach a server at 0\.0\.0\.0, so its clients need a key: .* --api-key-env"):
+        start_model_server(gguf.path("model-F32.gguf"), public, tmp_path / "log")
 
 
 def test_killed_run_leaves_no_server(gguf, tmp_path):

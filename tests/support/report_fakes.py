@@ -35,6 +35,7 @@ RELEASE = ReleaseRecipe(
     max_quantization_bits_per_byte=0.05,
     max_4_bit_bits_per_byte=0.5,
     quantized_formats=(),
+    min_routing_agreement={},
     calibration_rows=8,
     num_quantization_documents=2,
     max_quantization_document_tokens=8,

@@ -11,13 +11,14 @@ from configs.load import load_scale
 from flows.cli.evidence.trace_lineage import registered_versions
 from infra.home import Home, open_home
 from infra.registry.model_registry import open_registry
+from infra.registry.promotion import FORGOTTEN_TAG
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
 from tasks.data.filtering.blocked_documents import block_list_path, read_block_list
 from tasks.lineage.plan_takedown import TakeDown, plan_takedown
 
-FORGOTTEN_TAG = "glm46.forgotten"
-"""On a version that was trained on a text which is to be forgotten: what was asked for, and when."""
+MAX_TAG_CHARS = 5000
+"""What MLflow keeps of a tag."""
 
 
 def plan(asked: str, store: str | None) -> TakeDown:
@@ -47,11 +48,11 @@ def _append(path: Path, asked: str, entries: list[str]) -> None:
 
 
 def _tag(home: Home, takedown: TakeDown) -> list[str]:
-    said = []
+    said, registry, now = [], open_registry(home), _now()
     for model in (model for model in takedown.models if model.model):
-        open_registry(home).set_model_version_tag(
-            model.model, model.version, FORGOTTEN_TAG, f"{takedown.asked}, {_now()}"
-        )
+        before = registry.get_model_version(model.model, model.version).tags.get(FORGOTTEN_TAG)
+        asked = "; ".join([f"{takedown.asked}, {now}", *([before] if before else [])])
+        registry.set_model_version_tag(model.model, model.version, FORGOTTEN_TAG, asked[:MAX_TAG_CHARS])
         aliases = f"still has the aliases {', '.join(model.aliases)}" if model.aliases else "has no alias"
         said.append(f"{model.model} version {model.version} is tagged {FORGOTTEN_TAG}; it {aliases}")
     return said

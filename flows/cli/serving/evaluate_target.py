@@ -128,7 +128,11 @@ def _opened(wanted: Wanted, home: Home, report: Callable[[Progress], None]) -> I
 
 def _checkpoint_model(checkpoint_dir: Path, wanted: Wanted, report: Callable[[Progress], None]) -> LM:
     from tasks.evaluation.benchmarks.checkpoint_model import checkpoint_model
+    from tasks.release.checkpoint_source import open_source
 
+    source = open_source(checkpoint_dir)
+    for name in source.shapes:
+        source.read(name)  # a number that is not finite is refused here: an answer can be read off it all the same
     version = hashlib.sha256((checkpoint_dir / "config.json").read_bytes()).hexdigest()
     return checkpoint_model(checkpoint_dir, wanted.asked.suite, version, wanted.device, report)
 

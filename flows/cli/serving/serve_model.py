@@ -1,4 +1,4 @@
-"""Serves a registered version on this machine with llama.cpp, for `glm46 chat` and `glm46 serve`.
+"""Serves a registered version, or a GGUF file, on this machine with llama.cpp, for `glm46 chat` and `glm46 serve`.
 
 No pipeline server is started. `glm46 serve` follows its alias: where a promotion or a rollback moves it, the server is
 replaced on the same port.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from configs.schema import ReleaseRecipe, Scale
+from configs.schema import ReleaseRecipe, Scale, ServingResources
 from flows.running.computation import Computation
 from infra.home import Home
 from infra.registry.model_registry import (
@@ -27,7 +27,7 @@ from infra.registry.model_registry import (
     open_registry,
     resolve_alias,
 )
-from infra.serving.model_server import SERVED_TYPE, ModelServer, running_model_server
+from infra.serving.model_server import OWN_USE, SERVED_TYPE, Access, ModelServer, running_model_server
 from infra.step import Artifact, Progress
 from infra.storage.store import Store
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
@@ -77,11 +77,24 @@ def served_model(
     home: Home, scale: Scale, version: RegisteredVersion, store: Store, port: int | None
 ) -> Iterator[ServedModel]:
     """A server of a registered version, for the length of the block. `port` None takes a free one."""
-    with _serving(home, scale, version, _served_path(store, version, scale), port or 0) as served:
+    resources = scale.serving.resources.model_copy(update={"port": port or 0})
+    with _serving(home, scale, version, _served_path(store, version, scale), resources, OWN_USE) as served:
         yield served
 
 
-def serve_alias(home: Home, scale: Scale, alias: str, store: Store, port: int) -> NoReturn:
+def serve_file(home: Home, gguf_path: Path, resources: ServingResources, access: Access) -> NoReturn:
+    """Serve a GGUF file under its name until interrupted."""
+    name = gguf_path.stem
+    with running_model_server(gguf_path, resources, home.run_dir / f"serve-{name}.log", name, access) as server:
+        print(f"{name} at {server.url}/v1 (Ctrl-C ends it)", flush=True)
+        served = ServedModel(name, server.url, server, is_chat_trained=True, enable_thinking=True)
+        while True:
+            served.wait(ALIAS_SECONDS)
+
+
+def serve_alias(
+    home: Home, scale: Scale, alias: str, store: Store, resources: ServingResources, access: Access
+) -> NoReturn:
     """Serve the version that an alias names until interrupted, and at the same address what it names after a move.
 
     The next version's file is read and verified while the version before it still answers. Requests that are being
@@ -90,8 +103,8 @@ def serve_alias(home: Home, scale: Scale, alias: str, store: Store, port: int) -
     version = find_version(home, scale, alias)
     path = _served_path(store, version, scale)
     while True:
-        with _serving(home, scale, version, path, port) as served:
-            port = int(served.url.rpartition(":")[2])
+        with _serving(home, scale, version, path, resources, access) as served:
+            resources = resources.model_copy(update={"port": int(served.url.rpartition(":")[2])})
             print(f"{served.name} ({alias}) at {served.url}/v1 (Ctrl-C ends it)", flush=True)
             version = _next_version(home, scale, alias, served, version)
             path = _served_path(store, version, scale)
@@ -119,10 +132,11 @@ def _next_version(
 
 
 @contextmanager
-def _serving(home: Home, scale: Scale, version: RegisteredVersion, gguf_path: Path, port: int) -> Iterator[ServedModel]:
-    name = model_name(scale.scale)
-    resources = scale.serving.resources.model_copy(update={"port": port})
-    with running_model_server(gguf_path, resources, home.run_dir / f"serve-{scale.scale}.log", alias=name) as server:
+def _serving(
+    home: Home, scale: Scale, version: RegisteredVersion, gguf_path: Path, resources: ServingResources, access: Access
+) -> Iterator[ServedModel]:
+    name, log_path = model_name(scale.scale), home.run_dir / f"serve-{scale.scale}.log"
+    with running_model_server(gguf_path, resources, log_path, name, access) as server:
         yield ServedModel(
             f"{name} version {version.version}",
             server.url,

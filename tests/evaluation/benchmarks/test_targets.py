@@ -226,10 +226,23 @@ def test_a_checkpoint_that_lacks_a_tensor_is_one_sentence(toy, tmp_path):
     assert not list(tmp_path.glob("a*"))
 
 
-def test_a_model_whose_numbers_are_not_finite_is_refused(toy, tmp_path):
+@pytest.mark.parametrize("benchmark", ["choice", "copies"])
+def test_a_model_whose_numbers_are_not_finite_is_refused(benchmark, toy, tmp_path):
+    """Also where it would only write: a likeliest token is found among numbers that are none."""
     broken = write_toy_model(tmp_path / "broken", "broken")
-    code, errors, _ = evaluate(broken, *options(toy, tmp_path / "a.json", suite_of(toy, "choice")))
-    assert code == 1 and "log-probabilities are not finite: its weights are broken" in errors
+    code, errors, _ = evaluate(broken, *options(toy, tmp_path / "a.json", suite_of(toy, benchmark)))
+    assert code == 1 and "has numbers that are not finite: take an earlier checkpoint" in errors
+    assert not list(tmp_path.glob("a*"))
+
+
+def test_a_tokenizer_of_another_model_is_refused(toy, tmp_path):
+    other = write_toy_model(tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    ends = {token["content"]: token for token in tokenizer["added_tokens"]}
+    ends["<|user|>"]["id"], ends["<think>"]["id"] = ends["<think>"]["id"], ends["<|user|>"]["id"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    code, errors, _ = evaluate(other, *options(toy, tmp_path / "a.json", suite_of(toy, "copies")))
+    assert code == 1 and "is the tokenizer of another model" in errors
     assert not list(tmp_path.glob("a*"))
 
 

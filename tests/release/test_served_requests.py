@@ -1,0 +1,171 @@
+"""What a served model must answer besides greedy tokens: each check passes the real server, and finds one that is
+wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import urllib.request
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from openai import AuthenticationError, OpenAI
+
+from infra.serving.model_server import Access, running_model_server, start_model_server
+from model.formats.gguf_checkpoint import write_gguf
+from tasks.release.served_requests import (
+    NUM_CONCURRENT,
+    check_concurrent,
+    check_key,
+    check_oversized,
+    check_schema,
+    check_stream,
+)
+from tests.conftest import ROOT
+from tests.release.test_parity import answers_of
+from tests.release.test_release import SERVING, gguf, reference_of, served, store  # noqa: F401
+from tests.support.evaluation_fakes import checkpoint
+from tests.support.pipeline import command, environment, glm46
+
+KEY = "key-of-the-clients"
+JSON = {"content-type": "application/json"}
+
+
+def stubbed(text: str, *pieces: str) -> OpenAI:
+    """A client whose server answers with this text, and streams these pieces."""
+
+    def create(*, stream: bool = False, **asked):
+        if stream:
+            return [SimpleNamespace(choices=[SimpleNamespace(text=piece)]) for piece in pieces]
+        return SimpleNamespace(choices=[SimpleNamespace(text=text, message=SimpleNamespace(content=text))])
+
+    completions = SimpleNamespace(create=create)
+    return SimpleNamespace(completions=completions, chat=SimpleNamespace(completions=completions))  # pyright: ignore[reportReturnType]
+
+
+def test_a_server_without_a_key_and_one_that_takes_any_prompt_are_found(served):  # noqa: F811
+    assert [reason.split(" was ")[0] for reason in check_key(served.url)] == [
+        "a request with a wrong key",
+        "a request with no key",
+    ]
+    assert check_oversized(served.url, JSON, 257) == []
+    assert check_oversized(served.url, JSON, 3) == ["a prompt of 3 tokens was answered with status 200, not 400"]
+
+
+def test_other_pieces_than_the_text_are_found(store):  # noqa: F811
+    answer = answers_of(reference_of(store))[0]
+    assert check_stream(stubbed("abc", "ab", "c"), "m", answer) == []
+    for pieces in (("ab", "d"), ("abc",), ()):
+        assert check_stream(stubbed("abc", *pieces), "m", answer)[0].startswith(
+            f"prompt {answer.prompt!r}: streamed in"
+        )
+
+
+@pytest.mark.parametrize("text", ["yes", '{"answer": "perhaps"}', '{"answer": "yes", "more": 1}', '{"answer": "y'])
+def test_an_answer_outside_its_schema_is_found(text):
+    assert check_schema(stubbed('{ "answer": "no"}'), "m", "Is it?", {}) == []
+    assert check_schema(stubbed(text), "m", "Is it?", {}) == [
+        f"message 'Is it?' with a JSON schema was answered with {text!r}"
+    ]
+
+
+def test_an_answer_to_another_prompt_is_found_among_those_at_the_same_time(store):  # noqa: F811
+    answers, asked = answers_of(reference_of(store)), []
+
+    def check_answer(answer):
+        asked.append(answer)
+        return ["it differs"] if answer.prompt == answers[1].prompt else []
+
+    reasons = check_concurrent(answers, check_answer)
+    assert len(asked) == NUM_CONCURRENT and {answer.prompt for answer in asked} == {each.prompt for each in answers}
+    assert all(0 < len(answer.token_ids) == answer.num_clear <= 8 for answer in asked)
+    differ = sum(answer.prompt == answers[1].prompt for answer in asked)
+    assert reasons == [f"{NUM_CONCURRENT} requests at the same time: it differs ({differ} differ)"]
+
+
+@pytest.fixture(scope="module")
+def file(store, tmp_path_factory):  # noqa: F811
+    path = tmp_path_factory.mktemp("file") / "mine.gguf"
+    source = checkpoint(store, "trained").directory("hf")
+    write_gguf(source, source / "tokenizer.json", path, gguf_type="F32", name="mine")
+    return path
+
+
+def test_a_file_is_served_to_other_machines_with_a_key_that_no_command_line_shows(file, tmp_path):
+    options = ["--host", "0.0.0.0", "--port", "0", "--slots", "4", "--context", "64", "--api-key-env", "MY_KEY"]
+    serving = subprocess.Popen(
+        command("serve", "--checkpoint", str(file), *options),
+        cwd=ROOT,
+        env=environment(tmp_path, MY_KEY=KEY),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = serving.stdout.readline()
+        assert line.startswith("mine at http://127.0.0.1:") and KEY not in line
+        url = line.split(" at ")[1].split()[0]
+        with urllib.request.urlopen(url.replace("/v1", "/health"), timeout=30) as health:
+            assert health.status == 200, "who restarts a server has no key"
+        client = OpenAI(base_url=url, api_key=KEY, max_retries=0)
+        assert [model.id for model in client.models.list()] == ["mine"]
+        answer = client.completions.create(model="mine", prompt="4 + 1 =", max_tokens=60, temperature=0)
+        assert answer.usage.completion_tokens > 1
+        with pytest.raises(AuthenticationError, match="the key is missing or wrong"):
+            OpenAI(base_url=url, api_key=f"{KEY}2", max_retries=0).models.list()
+        assert check_key(url.removesuffix("/v1")) == []
+        children = psutil.Process(serving.pid).children(recursive=True)
+        assert children and not [each for each in children if KEY in " ".join(each.cmdline())]
+    finally:
+        serving.terminate()
+        serving.wait()
+
+
+def test_drafts_of_the_mtp_layer_change_no_token(file, tmp_path):
+    """As llama.cpp makes them, which says how many it took."""
+    prompts, answers, taken = ("4 + 1 =", "def add", "What is", "Привет"), [], 0
+    for is_drafting in (False, True):
+        access = Access(is_drafting=is_drafting)
+        with running_model_server(file, SERVING, tmp_path / "log", access=access) as server:
+            for prompt in prompts:
+                asked = {"prompt": prompt, "n_predict": 60, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+                request = urllib.request.Request(f"{server.url}/completion", json.dumps(asked).encode(), JSON)
+                with urllib.request.urlopen(request, timeout=60) as response:
+                    answer = json.load(response)
+                answers.append(answer["tokens"])
+                taken += answer["timings"].get("draft_n_accepted", 0)
+    assert answers[:4] == answers[4:] and all(len(tokens) == 60 for tokens in answers)
+    assert taken > 0, "no draft was right: test is too easy"
+
+
+def test_drafts_of_a_file_without_the_layer_are_refused(store, tmp_path):  # noqa: F811
+    source = tmp_path / "hf"
+    shutil.copytree(checkpoint(store, "trained").directory("hf"), source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    write_gguf(source, source / "tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="mine")
+    with pytest.raises(ValueError, match="has no MTP layer to draft with: write it again, or leave --drafts out"):
+        start_model_server(tmp_path / "m.gguf", SERVING, tmp_path / "log", access=Access(is_drafting=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--host", "0.0.0.0"], 1, "so its clients need a key: name the environment variable"),
+        (["--api-key-env", "NOT_SET"], 2, "the environment variable NOT_SET of --api-key-env is not set"),
+        ([], 1, "stopped; the end of"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(arguments, code, message, file, tmp_path):
+    path = file
+    if not arguments:
+        path = tmp_path / "broken.gguf"
+        path.write_bytes(file.read_bytes()[:4000])
+    ended = glm46("serve", "--checkpoint", str(path), "--port", "0", *arguments, home=tmp_path / "home")
+    assert ended.exit_code == code and message in ended.stderr, ended.stderr
+
+
+def test_a_directory_is_refused_with_the_command_that_converts_it(tmp_path):
+    ended = glm46("serve", "--checkpoint", str(tmp_path), home=tmp_path / "home")
+    assert ended.exit_code == 2 and f"glm46 convert {tmp_path} FILE.gguf --to gguf" in ended.stderr
