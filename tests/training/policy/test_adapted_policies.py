@@ -147,8 +147,10 @@ def test_the_tensors_of_an_adapter_that_no_gradient_reached_are_named(inputs, tu
     ("adapter", "objective"),
     [
         (LORA, GRPO),
-        (DORA, GRPO | {"kind": "gspo", "loss_mean": "answers", "updates_per_rollout": 2}),
-        (LORA, GRPO | CRITIC | {"kind": "ppo"}),
+        pytest.param(
+            DORA, GRPO | {"kind": "gspo", "loss_mean": "answers", "updates_per_rollout": 2}, marks=pytest.mark.long
+        ),
+        pytest.param(LORA, GRPO | CRITIC | {"kind": "ppo"}, marks=pytest.mark.long),
     ],
     ids=["grpo lora", "gspo dora", "ppo lora"],
 )
