@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.results import WRITE_FLAG, report
 from configs.load import load_scale
-from configs.schema import ImportanceRecipe, ModelRecipe, PolicyObjective
+from configs.schema import ImportanceRecipe, PolicyObjective
 from model.architecture.losses import IGNORED
 from model.architecture.transformer import Glm4Moe
 from model.generation.generation import InProcessEngine, Sampling
@@ -33,33 +33,22 @@ from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rank_shares import ALONE
 from tasks.training.policy.rewards import Reward
 from tasks.training.policy.rollouts import Rollout, sampling_seed
+from tests.support.model_recipes import GLM46
 
-RECIPE = ModelRecipe(
-    vocab_size=16,
-    hidden_size=32,
-    intermediate_size=64,
-    moe_intermediate_size=16,
-    num_hidden_layers=3,
-    first_k_dense_replace=1,
-    n_routed_experts=8,
-    n_shared_experts=0,
-    num_experts_per_tok=2,
-    routed_scaling_factor=2.5,
-    norm_topk_prob=True,
-    n_group=1,
-    topk_group=1,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=16,
-    attention_bias=True,
-    use_qk_norm=True,
-    partial_rotary_factor=0.5,
-    rope_theta=10_000.0,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    initializer_range=0.1,
-    tie_word_embeddings=False,
-    num_nextn_predict_layers=0,
+RECIPE = GLM46.model_copy(
+    update={
+        "vocab_size": 16,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 16,
+        "n_shared_experts": 0,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_theta": 10_000.0,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.1,
+        "num_nextn_predict_layers": 0,
+    }
 )
 NUM_DIGITS, FIRST, ANSWER_TOKENS = 10, 10, 4
 """Tokens 0 to 9 are digits; FIRST opens a prompt."""
