@@ -76,7 +76,7 @@ def check_files(
     `max_pandas_bytes`."""
     files = subject.files(table.files)
     if files[0].name.endswith(".npy"):
-        frames = (_read_array(path, table.columns) for path in subject.paths(table.files))
+        frames = (_read_array(subject.path(part.name), table.columns) for part in files)
         by_part = [(check_table(table, frame), len(frame)) for frame in frames]
         by_expectation = zip(*(own for own, _ in by_part), strict=True)
         worst = [min(own, key=lambda finding: finding.is_met) for own in by_expectation]

@@ -62,8 +62,9 @@ SMALL_FILES = {
     "prompts.parquet",
 }
 """Files whose size a configuration bounds: the driver may read them whole."""
-NAMED_ELSEWHERE = {"protected_items": {"name"}, "validate_contract": {"table.files"}}
-"""Calls whose file is a variable: generated problems; tables on one machine with a directory."""
+NAMED_ELSEWHERE = {"protected_items": {"name"}, "validate_contract": {"table.files", "part.name"}}
+"""Calls whose file is a variable: generated problems; tables on one machine with a directory, and a phase's order, part
+by part."""
 
 
 def spark_modules() -> list[Path]:

@@ -23,6 +23,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,17 @@ class PackedPhase(Record):
     """Domains of the mixture without text, whose share went to the others."""
 
 
+@dataclass(frozen=True)
+class WrittenPart:
+    """What is in a part of the order."""
+
+    counts: PartCounts
+    tokens: Counter[str]
+    """By domain."""
+    num_rearranged: int
+    """Units with fill-in-the-middle."""
+
+
 @step(content=(ORDER_FILES, PACKING_FILE, POSITION_FILE, "glue.*"), distributions=("numpy",))
 def pack_phase(
     *,
@@ -140,33 +152,26 @@ def _pack(
         output.report(Progress(0, num_rows, "rows", f"no text of {', '.join(absent)}: its share goes to other domains"))
     queues, placed = _placed(recipe, domains, positions, row_slots, threads)
 
-    def write(part: tuple[int, PlacedUnits]) -> tuple[PartCounts, Counter[str], int]:
+    def write(part: tuple[int, PlacedUnits]) -> WrittenPart:
         number, own = part
         counts = write_part(output.path(part_name(number)), _expand(own, pieces, chosen, len(opened)))
-        return counts, _tokens_by_domain(own, domain_names), int(own.units[:, REARRANGED].sum())
+        return WrittenPart(counts, _tokens_by_domain(own, domain_names), int(own.units[:, REARRANGED].sum()))
 
-    parts: list[PartCounts] = []
-    tokens, num_rearranged = Counter[str](), 0
-    for counts, own_tokens, num_moved in ahead(threads, write, enumerate(placed), depth=num_threads):
-        parts.append(counts)
-        tokens += own_tokens
-        num_rearranged += num_moved
-        output.report(Progress(num_rows * tokens.total() // slots_of(recipe, num_rows), num_rows, "rows"))
+    parts = _reported(ahead(threads, write, enumerate(placed), depth=num_threads), recipe, output)
+    tokens = sum((part.tokens for part in parts), Counter[str]())
     shares = dict(sorted(tokens.items()))
     passes = {name: count / domains[name].num_tokens for name, count in shares.items()}
     reached = begin.with_domains({name: queue.reached(passes.get(name, 0.0)) for name, queue in queues.items()})
     output.path(POSITION_FILE).write_text(reached.dump())
-    if tokenizer is not None:
-        write_glue(output.path(PACKING_FILE).parent, tokenizer.record.special_ids, tokenizer.record.num_tokens)
-    _write_packing(output, recipe, list(domain_of), shares, parts, has_glue=tokenizer is not None)
+    _write_packing(output, recipe, list(domain_of), shares, parts, tokenizer)
     return PackedPhase(
         num_rows=num_rows,
         num_tokens=tokens.total(),
         sequence_length=recipe.sequence_length,
         packing=recipe.packing,
-        num_pieces=sum(part["documents"] for part in parts),
+        num_pieces=sum(part.counts["documents"] for part in parts),
         fill_share=1.0 if row_slots is None else round(tokens.total() / (num_rows * row_slots), 6),
-        num_rearranged=num_rearranged,
+        num_rearranged=sum(part.num_rearranged for part in parts),
         num_too_long=sum(total.num_too_long for own in domains.values() for total in own.totals),
         tokens_by_domain=shares,
         epochs_by_domain={name: round(count, 6) for name, count in passes.items()},
@@ -212,6 +217,17 @@ def _placed(
     return queues, place_best_fit(queues, schedule, recipe, row_slots, size)
 
 
+def _reported(written: Iterator[WrittenPart], recipe: PackingRecipe, output: Output) -> list[WrittenPart]:
+    """The parts; progress counts what is written."""
+    num_rows = recipe.num_tokens // recipe.sequence_length
+    num_slots, num_tokens, parts = slots_of(recipe, num_rows), 0, []
+    for part in written:
+        parts.append(part)
+        num_tokens += part.tokens.total()
+        output.report(Progress(num_rows * num_tokens // num_slots, num_rows, "rows"))
+    return parts
+
+
 def _course_epochs(reached: CoursePosition) -> dict[str, float]:
     return {name: round(own.epochs, 6) for name, own in sorted(reached.domains.items())}
 
@@ -227,19 +243,20 @@ def _write_packing(
     recipe: PackingRecipe,
     shards: list[str],
     shares: dict[str, int],
-    parts: list[PartCounts],
-    *,
-    has_glue: bool,
+    parts: list[WrittenPart],
+    tokenizer: Artifact[TrainedTokenizer] | None,
 ) -> None:
-    """Write packing.json, which a reader of the order needs."""
+    """Write what a reader of the order needs: packing.json, and the glue where there is a tokenizer."""
+    if tokenizer is not None:
+        write_glue(output.path(PACKING_FILE).parent, tokenizer.record.special_ids, tokenizer.record.num_tokens)
     packing: dict[str, Any] = {
         "packing": recipe.packing,
         "sequence_length": recipe.sequence_length,
         "seed": recipe.seed,
         "shards": shards,
-        "has_glue": has_glue,
+        "has_glue": tokenizer is not None,
         "tokens_by_domain": shares,
-        "parts": parts,
+        "parts": [part.counts for part in parts],
     }
     if (step_rows := slice_rows(recipe)) is not None:
         packing["slice_rows"] = step_rows
