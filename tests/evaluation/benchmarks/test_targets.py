@@ -221,8 +221,9 @@ def test_a_checkpoint_that_lacks_a_tensor_is_one_sentence(toy, tmp_path):
     code, errors, _ = evaluate(broken, *options(toy, tmp_path / "a.json"))
     assert code == 1 and errors.count("glm46:") == 1
     assert "tensor model.layers.0.mlp.down_proj.weight is missing" in errors
-    (broken / "tokenizer.json").unlink()
-    assert "export the checkpoint with its tokenizer" in evaluate(broken, *options(toy, tmp_path / "a.json"))[1]
+    silent = write_toy_model(tmp_path / "silent")
+    (silent / "tokenizer.json").unlink()
+    assert "export the checkpoint with its tokenizer" in evaluate(silent, *options(toy, tmp_path / "a.json"))[1]
     assert not list(tmp_path.glob("a*"))
 
 
@@ -239,7 +240,7 @@ def test_a_tokenizer_of_another_model_is_refused(toy, tmp_path):
     other = write_toy_model(tmp_path / "other")
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     ends = {token["content"]: token for token in tokenizer["added_tokens"]}
-    ends["<|user|>"]["id"], ends["<think>"]["id"] = ends["<think>"]["id"], ends["<|user|>"]["id"]
+    ends["<|user|>"]["content"], ends["<think>"]["content"] = "<think>", "<|user|>"
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     code, errors, _ = evaluate(other, *options(toy, tmp_path / "a.json", suite_of(toy, "copies")))
     assert code == 1 and "is the tokenizer of another model" in errors
