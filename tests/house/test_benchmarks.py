@@ -55,7 +55,7 @@ TOYS: dict[str, Toy] = {
     "data.store_objects": ("--bucket 20 --directory 20 --peer-objects 5", {}),
     "data.train_tokenizer": ("--input INPUT --tokens 300", {}),
 }
-SLOW_TOYS = ("training.checkpoint_pause", "training.roofline")
+SLOW_TOYS = ("training.checkpoint_pause", "training.phase_order", "training.roofline")
 """They run with the long tests."""
 LONG_TOYS: dict[str, Toy] = {
     "data.archive_bodies": ("", {"COPIES": 1, "ROUNDS": 1}),
