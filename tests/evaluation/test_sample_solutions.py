@@ -13,7 +13,7 @@ import yaml
 from configs.schema import ContractRecipe, PackingRecipe, RejectionSamplingObjective, Scale, SolutionRecipe
 from flows.solution_rules import refuse_too_few_solutions
 from model.text.chat_template import encode, problem_prompt, render_to_train
-from model.text.tokenizer_layout import tokenizer_for_text
+from model.text.tokenizer_layout import END_TOKENS, tokenizer_for_text
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.shards.shard_chats import shard_chats
 from tasks.data.validate_contract import validate_contract
@@ -95,8 +95,9 @@ def test_right_answers_are_kept_each_once_and_read_as_they_were_sampled(inputs, 
     assert (record.num_prompts, record.num_answers, record.num_kept) == (8, 8 * SAMPLES, len(chats))
     for row in solved:
         group = groups[row["id"]]
+        ended = tuple(f"\n{group['answer']}{token}" for token in END_TOKENS)
         right = [text for text in group["samples"] if text == f"\n{group['answer']}<|user|>"]
-        others = [text for text in group["samples"] if text.startswith(f"\n{group['answer']}<") and text not in right]
+        others = [text for text in group["samples"] if text.startswith(ended) and text not in right]
         assert row["num_right"] == len(right) + len(others) == sum(group["rewards"])
         assert row["num_kept"] == (1 if right else 0), "equal answers count once"
     assert (
