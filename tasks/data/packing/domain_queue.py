@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 CHUNK_UNITS = 1 << 17
-"""About as many pieces are put in order at once."""
+"""About as many pieces are put in order at once, and no more than an epoch of documents of weight 1."""
 CHUNKS_AHEAD = 2
 """Chunks of a domain that are made before they are asked for."""
 NO_UNITS = np.zeros((0, len(UNIT_COLUMNS)), dtype=np.int64)
@@ -134,7 +134,8 @@ class DomainPieces:
         ]
         units = np.concatenate([NO_UNITS, *waiting])
         yield units[np.array(self.weights)[units[:, BUCKET]] > 0]
-        pace = max(1, int(CHUNK_UNITS * self.num_documents / (self.num_units * max(1.0, sum(self.weights)))))
+        documents = int(CHUNK_UNITS * self.num_documents / (self.num_units * max(1.0, sum(self.weights))))
+        pace = min(self.num_documents, max(1, documents))
         yield from ahead(threads, lambda number: self._chunk(position, number, pace), count())
 
     def _chunk(self, position: DomainPosition, number: int, pace: int) -> I64:
