@@ -7,8 +7,8 @@ Each size has a store of its own: one committed artifact, and as much again of a
 own opens the store and measures each operation: `manifest` reads the manifest with its listing, `look` finds missing
 files and wrong sizes, `deep` compares every checksum, `garbage` finds what nobody needs in the whole store, `delete`
 removes the killed run's attempt. The bucket is in moto's server on this machine (make env installs it), which is one
-Python process that is filled before it listens: most seconds are its own, and a page of its listings takes time in
-proportion to the bucket. peak_mib is the largest size of the process during the operation, start_mib its size before
+Python process that is filled before it listens: most seconds are its own. It would sort the whole bucket for each page
+of a listing; here it keeps the sorted bucket while no object comes or goes, as a server with an index does. peak_mib is the largest size of the process during the operation, start_mib its size before
 the first.
 """
 
@@ -115,8 +115,24 @@ def serve(port: int, sizes: list[int]) -> None:
         backend.create_bucket(bucket_of(num_objects), "us-east-1")
         for name in object_names(num_objects):
             backend.put_object(bucket_of(num_objects), f"store/{name}", CONTENT)
+    keep_listings(backend)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     run_server(["-H", "127.0.0.1", "-p", str(port)])
+
+
+def keep_listings(backend: Any) -> None:
+    """Let a page of a listing be cut from the one before, until the number of objects changes."""
+    list_whole, kept = backend.list_objects, {}
+
+    def list_objects(bucket: Any, prefix: str | None, delimiter: str | None, marker: Any, max_keys: Any) -> Any:
+        if marker is not None or max_keys is not None:
+            return list_whole(bucket, prefix, delimiter, marker, max_keys)
+        asked = (bucket.name, prefix, delimiter)
+        if kept.get(asked, (None,))[0] != len(bucket.keys):
+            kept[asked] = (len(bucket.keys), list_whole(bucket, prefix, delimiter, None, None))
+        return kept[asked][1]
+
+    backend.list_objects = list_objects
 
 
 def bucket_of(num_objects: int) -> str:

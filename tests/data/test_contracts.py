@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -188,8 +189,8 @@ def test_every_rule_of_every_contract_is_broken_by_data_that_breaks_it():
         for number, table in enumerate(read_contract(name)):
             for rule in table.expectations:
                 broken = BREAKERS[rule["type"]](good_table(name, table.columns), rule)
-                broken_rules = [finding for finding in check_table(table, broken) if not finding.is_met]
-                assert rule["type"] in {finding.expectation for finding in broken_rules}, (name, number, rule)
+                (finding,) = check_table(replace(table, expectations=(rule,)), broken)
+                assert not finding.is_met, (name, number, rule)
 
 
 class ToyTable(Record):
