@@ -243,6 +243,7 @@ def paraphrased_corpus() -> list[dict]:
     return [*corpus, document_row("few words", 30)]
 
 
+@pytest.mark.long
 def test_a_trained_model_finds_paraphrases_that_share_no_word(trained, tmp_path):
     corpus = paraphrased_corpus()
     texts = [row["text"] for row in corpus]
