@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from dataclasses import dataclass
 
+from infra.serving.model_server import server_command
 from tasks.serving.plan_serving import ServingPlan
 
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 """Whose arguments these are, read in the packages themselves."""
-PROGRAMS = {"vllm": "vllm", "sglang": "sglang"}
+IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
+"""Where the projects publish their containers, with v and the version as the tag."""
 KEY_VARIABLE = "VLLM_API_KEY"
 PARSER = "glm45"
 """Of reasoning and tool calls of GLM-4.5 and 4.6, in both engines."""
@@ -45,6 +46,11 @@ class Place:
 def engine_command(plan: ServingPlan, place: Place) -> list[str]:
     """The words of the command. Arguments that are variables of the node are left as they are (`shell_lines`)."""
     return {"llamacpp": _llamacpp, "vllm": _vllm, "sglang": _sglang}[plan.engine](plan, place)
+
+
+def image(plan: ServingPlan) -> str:
+    """The container of the engine's project."""
+    return f"{IMAGES[plan.engine]}:v{VERSIONS[plan.engine]}"
 
 
 def shell_lines(command: list[str]) -> str:
@@ -105,7 +111,13 @@ def _sglang(plan: ServingPlan, place: Place) -> list[str]:
 
 
 def _llamacpp(plan: ServingPlan, place: Place) -> list[str]:
-    words = [sys.executable, "-m", "infra.serving.model_server", place.model_path, "--host", place.host]
-    words += ["--port", str(place.port), "--context-length", str(plan.context)]
-    words += ["--num-threads", str(place.num_threads), "--num-slots", str(plan.num_slots), "--alias", plan.model.name]
-    return [*words, "--is-drafting"] if plan.is_drafting else words
+    return server_command(
+        place.model_path,
+        place.host,
+        place.port,
+        plan.context,
+        place.num_threads,
+        plan.num_slots,
+        plan.model.name,
+        is_drafting=plan.is_drafting,
+    )

@@ -13,7 +13,7 @@ from configs.schema.base import Frozen
 from configs.strict_yaml import read_yaml
 from infra.cluster.gpus import query_gpus
 
-GPU_GB = {"H100": 80.0, "H200": 141.0, "H800": 80.0, "A100-40": 40.0, "A100-80": 80.0}
+GPU_GB = {"H100": 80.0, "H200": 141.0, "H200 NVL": 141.0, "H800": 80.0, "A100-40": 40.0, "A100-80": 80.0}
 """Memory of a GPU in 1e9 bytes, as NVIDIA's data sheets name it."""
 NO_GPU = "none"
 PRESET = re.compile(r"(?:(\d+)x)?(\d+)x(.+)")
@@ -62,9 +62,7 @@ def find_fleet(name_or_path: str | None) -> Fleet:
 
 def fleet_of(gpu: str, gpus_per_node: int, num_nodes: int) -> Fleet:
     """A fleet of GPUs of GPU_GB."""
-    return Fleet(
-        gpu=gpu, gpu_memory_gb=GPU_GB[gpu], gpus_per_node=gpus_per_node, num_nodes=num_nodes, host_memory_gb=0
-    )
+    return Fleet(gpu=gpu, gpu_memory_gb=GPU_GB[gpu], gpus_per_node=gpus_per_node, num_nodes=num_nodes, host_memory_gb=0)
 
 
 def _this_machine() -> Fleet:

@@ -17,7 +17,9 @@ from tasks.serving.served_bytes import FORMATS, Layout, WeightFormat, kv_bytes_p
 Engine = Literal["llamacpp", "vllm", "sglang"]
 ScenarioName = Literal["high_throughput", "balanced", "low_latency"]
 GPU_ENGINES: tuple[Engine, ...] = ("vllm", "sglang")
-BFLOAT16, ONLINE_FP8 = "bfloat16", "fp8"
+BFLOAT16, ONLINE_FP8, FOUR_BIT = "bfloat16", "fp8", "W4A16"
+STORED_AS = {"awq": FOUR_BIT, "gptq": FOUR_BIT}
+"""Methods by the format of a checkpoint that they made."""
 MEMORY_SHARE = 0.92
 """Of a GPU's memory that an engine may use: the rest is for what the driver and other programs take. Assumed."""
 OVERHEAD_GB = 5.0
@@ -52,7 +54,7 @@ SCENARIOS: dict[ScenarioName, Scenario] = {
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class PlannedModel:
     """What is served, as far as a plan needs it."""
 
     name: str
@@ -125,7 +127,7 @@ class Needs:
 class ServingPlan:
     """A server that fits."""
 
-    model: ServedModel
+    model: PlannedModel
     fleet: Fleet
     engine: Engine
     scenario: ScenarioName
@@ -159,7 +161,7 @@ class ServingPlan:
         return "\n".join(lines)
 
 
-def plan_serving(model: ServedModel, fleet: Fleet, wishes: Wishes) -> ServingPlan:
+def plan_serving(model: PlannedModel, fleet: Fleet, wishes: Wishes) -> ServingPlan:
     """Raises ValueError with the sum and what would fit, or with the wish that no engine can meet."""
     context = wishes.context or model.recipe.max_position_embeddings
     if context > model.recipe.max_position_embeddings:
@@ -189,7 +191,7 @@ def _rank(plan: ServingPlan) -> tuple[int, ...]:
 
 
 def _candidates(
-    model: ServedModel, fleet: Fleet, wishes: Wishes, stored: WeightFormat, context: int
+    model: PlannedModel, fleet: Fleet, wishes: Wishes, stored: WeightFormat, context: int
 ) -> Iterator[ServingPlan]:
     counts = range(1, fleet.num_gpus + 1)
     for tp in _choices(wishes.tp, range(1, fleet.gpus_per_node + 1)):
@@ -204,13 +206,13 @@ def _choices(wish: int | None, otherwise: range) -> list[int]:
     return [wish] if wish else list(otherwise)
 
 
-def _experts_apart(model: ServedModel, wishes: Wishes, stored: WeightFormat, tp: int, dp: int) -> int:
+def _experts_apart(model: PlannedModel, wishes: Wishes, stored: WeightFormat, tp: int, dp: int) -> int:
     """1 unless groups share experts, or an expert that is cut is no whole number of the format's groups."""
     is_cut_apart = stored.group and model.recipe.moe_intermediate_size % (tp * dp * stored.group)
     return tp * dp if dp > 1 or is_cut_apart or SCENARIOS[wishes.scenario].prefers_groups else 1
 
 
-def _objections(model: ServedModel, fleet: Fleet, wishes: Wishes, stored: WeightFormat, layout: Layout) -> list[str]:
+def _objections(model: PlannedModel, fleet: Fleet, wishes: Wishes, stored: WeightFormat, layout: Layout) -> list[str]:
     """Why no engine can divide the model so."""
     recipe, shared, reasons = model.recipe, layout.tp * layout.dp, []
     for name, value in (("num_attention_heads", recipe.num_attention_heads), ("vocab_size", recipe.vocab_size)):
@@ -244,7 +246,7 @@ def _objections(model: ServedModel, fleet: Fleet, wishes: Wishes, stored: Weight
 
 
 def _plan(
-    model: ServedModel, fleet: Fleet, wishes: Wishes, stored: WeightFormat, layout: Layout, context: int
+    model: PlannedModel, fleet: Fleet, wishes: Wishes, stored: WeightFormat, layout: Layout, context: int
 ) -> ServingPlan:
     scenario = SCENARIOS[wishes.scenario]
     can_draft = bool(model.recipe.num_nextn_predict_layers) and layout.pp == 1
@@ -276,9 +278,9 @@ def _plan(
     )
 
 
-def _served_format(model: ServedModel, wishes: Wishes) -> WeightFormat:
+def _served_format(model: PlannedModel, wishes: Wishes) -> WeightFormat:
     asked = wishes.quantization
-    if asked in (None, model.stored_format):
+    if asked is None or STORED_AS.get(asked, asked) == model.stored_format:
         return FORMATS[model.stored_format]
     if asked == ONLINE_FP8 and model.stored_format == BFLOAT16:
         return FORMATS[ONLINE_FP8]
@@ -290,7 +292,7 @@ def _served_format(model: ServedModel, wishes: Wishes) -> WeightFormat:
     )
 
 
-def _impossible(model: ServedModel, fleet: Fleet, wishes: Wishes, stored: WeightFormat) -> str:
+def _impossible(model: PlannedModel, fleet: Fleet, wishes: Wishes, stored: WeightFormat) -> str:
     """Why what the user fixed cannot be; the rest is taken as 1."""
     tp, dp = wishes.tp or 1, wishes.dp or 1
     layout = Layout(tp, wishes.pp or 1, dp, wishes.ep or _experts_apart(model, wishes, stored, tp, dp))
@@ -298,7 +300,7 @@ def _impossible(model: ServedModel, fleet: Fleet, wishes: Wishes, stored: Weight
     return f"{model.name} cannot be divided so: {'; '.join(reasons)}"
 
 
-def _refusal(model: ServedModel, fleet: Fleet, wishes: Wishes, closest: ServingPlan) -> str:
+def _refusal(model: PlannedModel, fleet: Fleet, wishes: Wishes, closest: ServingPlan) -> str:
     stored = closest.quantization or model.stored_format
     options = list(_what_would_fit(model, fleet, wishes, closest))
     return (
@@ -307,7 +309,7 @@ def _refusal(model: ServedModel, fleet: Fleet, wishes: Wishes, closest: ServingP
     )
 
 
-def _what_would_fit(model: ServedModel, fleet: Fleet, wishes: Wishes, closest: ServingPlan) -> Iterator[str]:
+def _what_would_fit(model: PlannedModel, fleet: Fleet, wishes: Wishes, closest: ServingPlan) -> Iterator[str]:
     """Changes of one wish after which the model fits, with the sum of each."""
     cached = closest.needs.cached_tokens
     if cached >= MIN_CONTEXT:
@@ -317,7 +319,7 @@ def _what_would_fit(model: ServedModel, fleet: Fleet, wishes: Wishes, closest: S
         yield from _if_fits("no --tp, --pp, --dp, --ep", model, fleet, free)
     if model.stored_format == BFLOAT16 and wishes.quantization is None:
         yield from _if_fits("--quantization fp8", model, fleet, replace(free, quantization=ONLINE_FP8))
-        four_bit = replace(model, stored_format="W4A16")
+        four_bit = replace(model, stored_format=FOUR_BIT)
         yield from _if_fits("a checkpoint of AWQ_W4A16 or GPTQ_W4A16", four_bit, fleet, free)
     for num_nodes in range(2, 17):
         larger = fleet.model_copy(update={"num_nodes": num_nodes})
@@ -330,7 +332,7 @@ MIN_CONTEXT = 1024
 """Contexts are proposed in steps of this many tokens."""
 
 
-def _if_fits(change: str, model: ServedModel, fleet: Fleet, wishes: Wishes) -> Iterator[str]:
+def _if_fits(change: str, model: PlannedModel, fleet: Fleet, wishes: Wishes) -> Iterator[str]:
     context = wishes.context or model.recipe.max_position_embeddings
     plans = _candidates(model, fleet, wishes, _served_format(model, wishes), context)
     fitting = [plan for plan in plans if plan.needs.fits]
@@ -339,7 +341,7 @@ def _if_fits(change: str, model: ServedModel, fleet: Fleet, wishes: Wishes) -> I
         yield f"{change} ({best.layout}: {_gb(best.needs.total)} of {_gb(best.needs.usable)})"
 
 
-def _plan_llamacpp(model: ServedModel, fleet: Fleet, wishes: Wishes, context: int) -> ServingPlan:
+def _plan_llamacpp(model: PlannedModel, fleet: Fleet, wishes: Wishes, context: int) -> ServingPlan:
     for name in ("tp", "pp", "dp", "ep", "quantization"):
         if getattr(wishes, name) not in (None, 1):
             raise ValueError(f"--{name} is of vllm and sglang: llamacpp serves a GGUF file on the processors of a node")

@@ -79,12 +79,16 @@ def weight_bytes(model: ModelRecipe, stored: WeightFormat, layout: Layout, *, wi
     vocabulary = TWO_BYTES * model.vocab_size * hidden / layout.tp
     total += vocabulary * (2 if layout.pp == 1 else 1)
     if with_mtp:
-        total += model.num_nextn_predict_layers * TWO_BYTES * (
-            routed / (layout.tp * layout.dp)
-            + shared / layout.tp
-            + router
-            + _attention(model, layout.tp)
-            + 2 * hidden * hidden
+        total += (
+            model.num_nextn_predict_layers
+            * TWO_BYTES
+            * (
+                routed / (layout.tp * layout.dp)
+                + shared / layout.tp
+                + router
+                + _attention(model, layout.tp)
+                + 2 * hidden * hidden
+            )
         )
     return total
 
