@@ -15,7 +15,7 @@ from infra.monitoring.dashboards import DashboardRows, Panel, board_json
 from infra.monitoring.grafana import provisioning
 from tasks.serving.engine_command import KEY_VARIABLE, Place, engine_command, image, shell_lines
 from tasks.serving.kubernetes_manifests import kubernetes_manifests
-from tasks.serving.plan_serving import GPU_ENGINES, ServingPlan
+from tasks.serving.planned_server import GPU_ENGINES, ServingPlan
 
 PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v3.5.0", "grafana/grafana:12.1.0"
 MODEL_MOUNT, KEY_MOUNT = "/model", "/run/secrets/sglang.yaml"

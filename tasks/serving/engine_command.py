@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass
 
 from infra.serving.model_server import server_command
-from tasks.serving.plan_serving import ServingPlan
+from tasks.serving.planned_server import ServingPlan
 
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 """Whose arguments these are, read in the packages themselves."""

@@ -7,7 +7,7 @@ The key is a Secret that the manifests only name, the model a volume claim.
 from __future__ import annotations
 
 from tasks.serving.engine_command import KEY_VARIABLE, Place, engine_command, image
-from tasks.serving.plan_serving import ServingPlan
+from tasks.serving.planned_server import ServingPlan
 
 SECRET, SECRET_KEY, SECRET_FILE = "glm46-serving", "api-key", "sglang.yaml"
 """kubectl create secret generic glm46-serving --from-literal=api-key=KEY, of SGLang --from-file=sglang.yaml."""

@@ -13,7 +13,7 @@ from typing import get_args
 from configs.schema import ModelRecipe
 from configs.strict_yaml import read_yaml
 from tasks.serving.fleet import GPU_GB, Fleet, fleet_of
-from tasks.serving.plan_serving import Engine, ScenarioName
+from tasks.serving.planned_server import Engine, ScenarioName
 
 Value = str | int
 SECTIONS = ("model", "distributed", "hardware", "serving")

@@ -20,7 +20,8 @@ from tasks.serving.deployment_files import PANELS, compose, deployment_files, wr
 from tasks.serving.engine_command import Place, engine_command
 from tasks.serving.fleet import find_fleet
 from tasks.serving.kubernetes_manifests import kubernetes_manifests
-from tasks.serving.plan_serving import Wishes, plan_serving
+from tasks.serving.plan_serving import plan_serving
+from tasks.serving.planned_server import Wishes
 from tasks.serving.served_model import model_of_scale
 
 FULL = model_of_scale(load_scale("full"))

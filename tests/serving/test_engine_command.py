@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from configs.load import load_scale
 from tasks.serving.engine_command import Place, engine_command, shell_lines
 from tasks.serving.fleet import find_fleet
-from tasks.serving.plan_serving import SCENARIOS, Wishes, plan_serving
+from tasks.serving.plan_serving import plan_serving
+from tasks.serving.planned_server import SCENARIOS, Wishes
 from tasks.serving.served_model import model_of_scale
 
 FULL = model_of_scale(load_scale("full"))
-SHARED = "--host --port --dtype --served-model-name --quantization --reasoning-parser --tool-call-parser --nnodes --node-rank"
+SHARED = """--host --port --dtype --served-model-name --quantization --reasoning-parser --tool-call-parser --nnodes
+--node-rank"""
 NAMES = {
-    "vllm": f"{SHARED} --tensor-parallel-size --pipeline-parallel-size --data-parallel-size --enable-expert-parallel "
-    "--max-model-len --max-num-seqs --gpu-memory-utilization --speculative-config --enable-auto-tool-choice "
-    "--master-addr --master-port --headless",
-    "sglang": f"{SHARED} --model-path --tp-size --pp-size --attn-dp-size --ep-size --context-length "
-    "--max-running-requests --mem-fraction-static --enable-metrics --speculative-algorithm --speculative-num-steps "
-    "--speculative-eagle-topk --speculative-num-draft-tokens --dist-init-addr --config",
+    "vllm": f"""{SHARED} --tensor-parallel-size --pipeline-parallel-size --data-parallel-size --enable-expert-parallel
+    --max-model-len --max-num-seqs --gpu-memory-utilization --speculative-config --enable-auto-tool-choice
+    --master-addr --master-port --headless""",
+    "sglang": f"""{SHARED} --model-path --tp-size --pp-size --attn-dp-size --ep-size --context-length
+    --max-running-requests --mem-fraction-static --enable-metrics --speculative-algorithm --speculative-num-steps
+    --speculative-eagle-topk --speculative-num-draft-tokens --dist-init-addr --config""",
 }
 """Read in vLLM 0.33.0 (engine/arg_utils.py, entrypoints/common/cli_args.py) and SGLang 0.5.23 (srt/arg_groups/fields,
 srt/server_args.py). Another name must be looked up there first."""
@@ -74,8 +77,6 @@ def test_sglang_gets_the_plan():
 
 @pytest.mark.parametrize("engine", NAMES)
 def test_a_model_that_never_saw_conversations_gets_no_parsers(engine):
-    from dataclasses import replace
-
     plan = plan_serving(replace(FULL, is_chat_trained=False), find_fleet("8xH200"), Wishes(engine, "balanced"))
     assert not [word for word in engine_command(plan, Place("m", "h", 1)) if "parser" in word or "tool" in word]
 

@@ -13,7 +13,8 @@ from model.architecture.counts import kv_cache_bytes_per_token
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
 from tasks.serving.fleet import Fleet, find_fleet, fleet_of
-from tasks.serving.plan_serving import SCENARIOS, PlannedModel, Wishes, plan_serving
+from tasks.serving.plan_serving import plan_serving
+from tasks.serving.planned_server import SCENARIOS, PlannedModel, Wishes
 from tasks.serving.served_bytes import FORMATS, Layout, kv_bytes_per_token, weight_bytes
 from tasks.serving.served_model import model_of_scale
 
@@ -169,7 +170,7 @@ def test_llamacpp_is_planned_for_the_memory_of_its_node():
         plan_serving(model, node, Wishes("llamacpp", "balanced", context=2048, slots=slots + 1))
     with pytest.raises(ValueError, match="--tp is of vllm and sglang"):
         plan_serving(model, node, Wishes("llamacpp", "balanced", tp=2))
-    with pytest.raises(ValueError, match="host_memory_gb of 8 x H100 .* is not known, and llamacpp uses it"):
+    with pytest.raises(ValueError, match=r"host_memory_gb of 8 x H100 .* is not known, and llamacpp uses it"):
         plan_serving(model, find_fleet("8xH100"), Wishes("llamacpp", "balanced"))
     with pytest.raises(ValueError, match="vllm is planned for GPUs, and there is no GPU"):
         plan_serving(FULL, node, Wishes("vllm", "balanced"))

@@ -1,4 +1,4 @@
-"""S0's inference_production.yaml: the settings that S0 shows, in words of its own text; each key kept, renamed or refused."""
+"""S0's inference_production.yaml: settings in words of S0's own text; each key is kept, renamed or refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 import pytest
 
 from configs.load import load_scale
-from tasks.serving.plan_serving import Wishes, plan_serving
+from tasks.serving.plan_serving import plan_serving
+from tasks.serving.planned_server import Wishes
 from tasks.serving.production_settings import ARCHITECTURE, HARDWARE, OPTIONS, REFUSED, read_production_settings
 from tasks.serving.served_model import model_of_scale
 from tests.conftest import ROOT

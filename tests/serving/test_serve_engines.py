@@ -28,7 +28,8 @@ words = sys.argv[1:]
 key_file = words[words.index("--config") + 1] if "--config" in words else ""
 worker = subprocess.Popen(["sleep", "600"])
 seen = {{"words": words, "key": os.environ.get("VLLM_API_KEY"), "worker": worker.pid, "pid": os.getpid(),
-        "file": pathlib.Path(key_file).read_text() if key_file else "", "mode": os.stat(key_file).st_mode if key_file else 0}}
+        "file": pathlib.Path(key_file).read_text() if key_file else "",
+        "mode": os.stat(key_file).st_mode if key_file else 0}}
 pathlib.Path(os.environ["SEEN"]).write_text(json.dumps(seen))
 class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from configs.load import load_scale
 from configs.schema import Scale, ServingResources
@@ -18,15 +18,8 @@ from infra.storage.open_store import open_store
 from infra.storage.store import Store
 from tasks.serving.engine_command import VERSIONS
 from tasks.serving.fleet import Fleet, find_fleet
-from tasks.serving.plan_serving import (
-    GPU_ENGINES,
-    Engine,
-    PlannedModel,
-    ScenarioName,
-    ServingPlan,
-    Wishes,
-    plan_serving,
-)
+from tasks.serving.plan_serving import plan_serving
+from tasks.serving.planned_server import GPU_ENGINES, Engine, PlannedModel, ScenarioName, ServingPlan, Wishes
 from tasks.serving.production_settings import ProductionSettings, read_production_settings
 from tasks.serving.served_model import model_of_directory, model_of_gguf, model_of_scale, require_weights
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
@@ -191,7 +184,8 @@ def _merged(given: Options, settings: ProductionSettings, config: Path | None) -
     return Options(**{field.name: merged.get(field.name) for field in fields(Options)})  # pyright: ignore[reportArgumentType]
 
 
-def _named(option: str, value: str | None, allowed: tuple) -> ...:
+def _named(option: str, value: str | None, allowed: tuple[Any, ...]) -> Any:
+    """The value, by default the first that is allowed."""
     if value is None:
         return allowed[0]
     if value not in allowed:

@@ -22,7 +22,7 @@ from infra.registry.model_registry import RegisteredVersion, model_name
 from infra.serving.engine_process import engine_port, running_engine
 from infra.serving.model_server import Access, ModelServer, running_model_server
 from tasks.serving.engine_command import KEY_VARIABLE, Place, engine_command
-from tasks.serving.plan_serving import GPU_ENGINES
+from tasks.serving.planned_server import GPU_ENGINES
 
 ALIAS_SECONDS = 1.0
 """Seconds between two looks at the alias that is served."""
