@@ -50,7 +50,7 @@ def model_of_gguf(name: str, path: Path) -> PlannedModel:
     try:
         fields = GGUFReader(path).fields
     except (ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"{path} is no GGUF file ({error}): write it again") from error
+        raise ValueError(f"{path} is damaged or no GGUF file ({error}): write it again") from error
 
     def number(key: str) -> int:
         matches = [field for name, field in fields.items() if name.endswith(f".{key}")]
