@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import yaml
 
 from configs.load import load_scale
-from infra.home import Home
 from infra.registry.experiment_tracking import connect, ensure_run
-from infra.registry.model_registry import CHAT_TAG, GGUF_TAG, ensure_registered, model_name
+from infra.registry.model_registry import GGUF_TAG, ensure_registered, model_name
 from infra.registry.promotion import look_up_rivals, promote
-from infra.step import step
 from infra.storage.open_store import open_store
 from tasks.release.convert_to_gguf import convert_to_gguf
-from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tests.conftest import ROOT
 from tests.support.evaluation_fakes import checkpoint, commit
 from tests.support.pipeline import command, environment, glm46
-from tests.support.refused_releases import record_of
 
 FOLLOWING_SECONDS = 60
 """Far above the second or two that it takes: the machine may be busy."""
@@ -111,35 +105,3 @@ def test_a_rollback_without_a_reason_or_a_champion_is_wrong_usage(followed):
     assert followed.glm46("rollback", followed.scale).exit_code == 2
     unknown = followed.glm46("rollback", "nightly", "--reason", "x")
     assert unknown.exit_code == 2 and "no version of model glm46-nightly has the alias champion" in unknown.stderr
-
-
-@step(content=("hf/*",))
-def trained_phase(*, weights, output) -> TrainedCheckpoint:
-    """The toy's files under the record of a phase, which vLLM and SGLang are given."""
-    for path in weights.paths("hf/*"):
-        output.path(f"hf/{path.name}").write_bytes(path.read_bytes())
-    return record_of(1)
-
-
-def test_a_version_is_printed_for_each_engine_and_nothing_starts(followed):
-    """Its Hugging Face directory for vLLM and SGLang, its F32 file for llama.cpp, whose scenario decides the slots."""
-    home = Home(followed.home)
-    store, client = open_store(None, home), followed.client
-    phase = commit(store, trained_phase, weights=checkpoint(store, "trained"))
-    run_id = ensure_run(client, "glm46-followed", "sft", phase.key, None, {})
-    tags = {CHAT_TAG: "true"}
-    version, _ = ensure_registered(client, MODEL, phase, "hf", run_id, home.mlflow_dir / "artifacts", tags, "")
-    client.set_registered_model_alias(MODEL, "sft", version)
-    options = ("serve", "--scale", followed.scale, "--print")
-    for engine, word in (("vllm", "serve"), ("sglang", "--model-path")):
-        printed = followed.glm46(*options, "--alias", "sft", "--engine", engine, "--hardware", "1xH100")
-        assert printed.exit_code == 0, printed.stderr
-        directory = Path(re.search(rf"{word} (\S+) \\$", printed.stdout, re.M)[1])
-        assert directory == phase.directory("hf") and f"--served-model-name {MODEL}" in printed.stdout
-        assert f"# {MODEL} in bfloat16 by {engine}, balanced: " in printed.stdout
-        assert "--tool-call-parser glm45" in printed.stdout
-    printed = followed.glm46(*options, "--scenario", "high_throughput", "--context", "64")
-    assert "-m infra.serving.model_server" in printed.stdout and "--num-slots 16" in printed.stdout
-    assert "model-F32.gguf" in printed.stdout and "requests of 64 tokens" in printed.stdout
-    unknown = followed.glm46(*options, "--alias", "rl")
-    assert unknown.exit_code == 2 and "has the alias rl" in unknown.stderr

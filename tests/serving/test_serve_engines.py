@@ -10,16 +10,23 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import fields
 
 import psutil
 import pytest
 import yaml
 
+from flows.cli.serving.asked_server import Options, ask
 from infra.home import Home
+from infra.registry.model_registry import CHAT_TAG, KEY_TAG, RegisteredVersion
+from infra.step import step
 from infra.storage.open_store import open_store
+from tasks.serving.engine_command import Place, engine_command
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tests.conftest import ROOT
-from tests.support.evaluation_fakes import checkpoint
+from tests.support.evaluation_fakes import checkpoint, commit
 from tests.support.pipeline import command, environment, glm46
+from tests.support.refused_releases import record_of
 
 KEY = "key-of-the-clients"
 ENGINE = f"""#!{sys.executable}
@@ -165,3 +172,28 @@ def test_a_scale_is_planned_before_it_was_trained(tmp_path):
     assert not (tmp_path / "out").exists()
     served = glm46("serve", *options, "--quantization", "fp8", home=tmp_path / "home")
     assert served.exit_code == 2 and "holds no model registry yet" in served.stderr
+
+
+@step(content=("hf/*",))
+def trained_phase(*, weights, output) -> TrainedCheckpoint:
+    """The toy's files under the record of a phase."""
+    for path in weights.paths("hf/*"):
+        output.path(f"hf/{path.name}").write_bytes(path.read_bytes())
+    return record_of(1)
+
+
+@pytest.mark.parametrize(("engine", "is_chat_trained"), [("vllm", True), ("sglang", False)])
+def test_a_version_is_served_from_its_directory_with_parsers_if_it_knows_conversations(
+    engine, is_chat_trained, tmp_path
+):
+    home = Home(tmp_path)
+    store = open_store(None, home)
+    phase = commit(store, trained_phase, weights=checkpoint(store, "random"))
+    given = {"engine": engine, "hardware": "1xH100"}
+    options = Options(**{field.name: given.get(field.name) for field in fields(Options)})
+    asked = ask(options, None, home, "micro", "champion", "", None)
+    tags = {KEY_TAG: phase.key, CHAT_TAG: "true" if is_chat_trained else "false"}
+    placed = asked.of_version(RegisteredVersion("1", tags))
+    assert placed.path == phase.directory("hf") and placed.plan.model.name == "glm46-micro"
+    command_line = engine_command(placed.plan, Place(str(placed.path), "127.0.0.1", 8000))
+    assert ("--tool-call-parser" in command_line) == is_chat_trained
