@@ -22,10 +22,11 @@ from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_
 from flows.cli.eval_command import compare, evaluate
 from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
-from flows.cli.model_commands import convert, fetch, generate, profile, serve
+from flows.cli.model_commands import convert, fetch, generate, profile
 from flows.cli.options import ADDRESS, JSON, SCALE, STORE
 from flows.cli.plan_commands import config, plan
 from flows.cli.registry_commands import evidence, forget, rollback, speedrun, verify
+from flows.cli.serve_command import serve
 from flows.cli.store_commands import adopt, gc
 from flows.cli.up_commands import down, exporter, up, worker
 

@@ -1,8 +1,7 @@
-"""The commands of glm46 that take a model from disk, the Hub or a server: convert, generate, fetch, serve, profile."""
+"""The commands of glm46 that take a model from disk, the Hub or a server: convert, generate, fetch, profile."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -94,56 +93,6 @@ def fetch(
     with failures(home, target.absolute().parent):
         copy_model(fetched, target)
         print(target)
-
-
-def serve(
-    scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
-    alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FILE.gguf", help="serve this file instead of a version")
-    ] = None,
-    host: Annotated[str, typer.Option(help="the address to listen at; off loopback with a key only")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="the port to listen on; 0 takes a free one")] = 8000,
-    api_key_env: Annotated[
-        str, typer.Option(metavar="NAME", help="the environment variable that holds the key of the clients")
-    ] = "",
-    slots: Annotated[int, typer.Option(min=1, help="requests computed at the same time; further ones wait")] = 1,
-    drafts: Annotated[bool, typer.Option("--drafts", help="the MTP layer drafts: same answers, fewer passes")] = False,
-    context: Annotated[
-        int | None, typer.Option(min=1, help="tokens of a request and its answer; by default the scale's")
-    ] = None,
-    store: STORE = None,
-) -> None:
-    """Serve a model, by default the promoted one, with an OpenAI-compatible API until interrupted. It follows its
-    alias, for example after `glm46 rollback`."""
-    with usage_errors():
-        from configs.load import load_scale
-        from flows.cli.serving.serve_model import find_version, serve_alias, serve_file
-        from infra.home import open_home
-        from infra.serving.model_client import key_of
-        from infra.serving.model_server import Access
-        from infra.storage.open_store import open_store
-
-        configuration, home, access = load_scale(scale), open_home(), Access(key_of(api_key_env), slots, drafts)
-        own = configuration.serving.resources
-        changed = {"host": host, "port": port, "context_length": context or own.context_length}
-        resources = own.model_copy(update=changed)
-        if checkpoint is None:
-            find_version(home, configuration, alias)
-            opened = open_store(store, home)
-        elif checkpoint.is_dir():
-            raise ValueError(
-                f"{checkpoint} is a directory, and a GGUF file is served: make one with `glm46 convert {checkpoint} "
-                f"FILE.gguf --to gguf`"
-            )
-        else:
-            opened = None
-    with failures(home), suppress(KeyboardInterrupt):
-        if opened is None:
-            assert checkpoint is not None
-            serve_file(home, checkpoint, resources, access)
-        else:
-            serve_alias(home, configuration, alias, opened, resources, access)
 
 
 def profile(

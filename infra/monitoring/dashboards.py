@@ -34,6 +34,10 @@ class Panel:
     queries: dict[str, str]
 
 
+DashboardRows = dict[str, list[Panel]]
+"""Panels by the title of their row."""
+
+
 def of_phase(metric: str, legend: str = "{{scale}} {{phase}}") -> dict[str, str]:
     return {legend: f"{metric}{{{OF_SCALE}}}"}
 
@@ -147,14 +151,19 @@ DASHBOARDS = {"training": TRAINING, "rl": RL, "data": DATA, "machines": MACHINES
 
 
 def dashboard_json(name: str) -> str:
+    """The file of one of DASHBOARDS."""
+    return board_json(name, DASHBOARDS[name])
+
+
+def board_json(name: str, rows: DashboardRows) -> str:
     """The file that Grafana reads. It asks for its data source, and for scales where it shows any."""
     board = Dashboard(f"glm46 {name}").uid(f"glm46-{name}").tags(["glm46"]).refresh("15s").time("now-1h", "now")
     board = board.readonly().with_variable(DatasourceVariable("source").label("Prometheus").type("prometheus"))
-    if OF_SCALE in "".join(expressions(name)):
+    if OF_SCALE in "".join(expressions_of(rows)):
         scales = QueryVariable("scale").label("Scale").datasource(SOURCE).query("label_values(stage_seconds, scale)")
         scales = scales.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).include_all(True).multi(True).all_value(".*")
         board = board.with_variable(scales)
-    for row, panels in DASHBOARDS[name].items():
+    for row, panels in rows.items():
         board = board.with_row(Row(row))
         for panel in panels:
             board = board.with_panel(_drawn(panel))
@@ -162,9 +171,13 @@ def dashboard_json(name: str) -> str:
 
 
 def expressions(name: str) -> list[str]:
+    """Every expression of one of DASHBOARDS."""
+    return expressions_of(DASHBOARDS[name])
+
+
+def expressions_of(rows: DashboardRows) -> list[str]:
     """Every expression of a dashboard."""
-    panels = [panel for row in DASHBOARDS[name].values() for panel in row]
-    return [expression for panel in panels for expression in panel.queries.values()]
+    return [expression for panels in rows.values() for panel in panels for expression in panel.queries.values()]
 
 
 def _drawn(panel: Panel) -> TimeSeries:

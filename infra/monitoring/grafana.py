@@ -54,7 +54,8 @@ def grafana(home: Home, program: str, port: int, prometheus_url: str) -> Service
     return Service("grafana", (program, *server, "--homepath", home_path), port, "/api/health", settings)
 
 
-def _provision(directory: Path, prometheus_url: str, dashboards: Path) -> None:
+def provisioning(prometheus_url: str, dashboards: str) -> tuple[dict, dict]:
+    """(what datasources/ holds, what dashboards/ holds) of Grafana's provisioning."""
     source = {
         "name": "Prometheus",
         "type": "prometheus",
@@ -63,12 +64,13 @@ def _provision(directory: Path, prometheus_url: str, dashboards: Path) -> None:
         "access": "proxy",
         "isDefault": True,
     }
-    provider = {"name": "glm46", "folder": "glm46", "type": "file", "options": {"path": str(dashboards)}}
-    files = {
-        "datasources/prometheus.yaml": {"apiVersion": 1, "datasources": [source]},
-        "dashboards/glm46.yaml": {"apiVersion": 1, "providers": [provider]},
-    }
-    for name, content in files.items():
+    provider = {"name": "glm46", "folder": "glm46", "type": "file", "options": {"path": dashboards}}
+    return {"apiVersion": 1, "datasources": [source]}, {"apiVersion": 1, "providers": [provider]}
+
+
+def _provision(directory: Path, prometheus_url: str, dashboards: Path) -> None:
+    sources, providers = provisioning(prometheus_url, str(dashboards))
+    for name, content in {"datasources/prometheus.yaml": sources, "dashboards/glm46.yaml": providers}.items():
         path = directory / "provisioning" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(content, sort_keys=False))

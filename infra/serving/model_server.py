@@ -18,7 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ LOOPBACK = ("127.0.0.1", "localhost")
 EVERY_INTERFACE = "0.0.0.0"
 KEY_VARIABLE = "GLM46_MODEL_SERVER_KEY"
 """By which the process gets the key of its clients: other users of the machine can read a command line."""
+STOP_SECONDS = 15
+"""Seconds that a server gets to end by itself."""
 MODEL_ALIAS = "glm46"
 """The name under which a served model answers when none is given."""
 
@@ -74,43 +76,82 @@ def start_model_server(
     Raises ValueError for a port in use, a host that is not loopback without a key, a missing file, or drafts of one
     without an MTP layer, RuntimeError with the log's end when the server stops or does not answer.
     """
-    if resources.host not in LOOPBACK and not access.api_key:
-        raise ValueError(
-            f"other machines reach a server at {resources.host}, so its clients need a key: name the environment "
-            f"variable that holds it with --api-key-env, or serve at {LOOPBACK[0]}"
-        )
+    refuse_open_host(resources.host, access.api_key)
     if not gguf_path.is_file():
         raise ValueError(f"{gguf_path} does not exist: give a GGUF file, as a finished run leaves one")
     if access.is_drafting and not _has_mtp_layer(gguf_path):
         raise ValueError(f"{gguf_path} has no MTP layer to draft with: write it again, or leave --drafts out")
     port = take_port(resources.port, resources.host) if resources.port else free_port(resources.host)
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    command = [
+    command = server_command(
+        str(gguf_path),
+        resources.host,
+        port,
+        resources.context_length,
+        resources.num_threads,
+        access.num_slots,
+        alias,
+        is_drafting=access.is_drafting,
+    )
+    environment = {KEY_VARIABLE: access.api_key}
+    return start_server(command, resources.host, port, log_path, resources.startup_timeout_seconds, environment)
+
+
+def server_command(
+    gguf_path: str,
+    host: str,
+    port: int,
+    context_length: int,
+    num_threads: int,
+    num_slots: int,
+    alias: str,
+    *,
+    is_drafting: bool,
+) -> list[str]:
+    """The command line of the server process."""
+    return [
         sys.executable,
         "-m",
         "infra.serving.model_server",
-        str(gguf_path),
+        gguf_path,
         "--host",
-        resources.host,
+        host,
         "--port",
         str(port),
         "--context-length",
-        str(resources.context_length),
+        str(context_length),
         "--num-threads",
-        str(resources.num_threads),
+        str(num_threads),
         "--num-slots",
-        str(access.num_slots),
+        str(num_slots),
         "--alias",
         alias,
-        *(["--is-drafting"] if access.is_drafting else []),
+        *(["--is-drafting"] if is_drafting else []),
     ]
+
+
+def refuse_open_host(host: str, api_key: str) -> None:
+    """Raises ValueError where other machines reach a server that asks for no key."""
+    if host not in LOOPBACK and not api_key:
+        raise ValueError(
+            f"other machines reach a server at {host}, so its clients need a key: name the environment variable that "
+            f"holds it with --api-key-env, or serve at {LOOPBACK[0]}"
+        )
+
+
+def start_server(
+    command: list[str], host: str, port: int, log_path: Path, timeout_seconds: float, environment: Mapping[str, str]
+) -> ModelServer:
+    """Start a process that listens at host and port and ends when its standard input closes, and wait until it answers
+    /health. Raises RuntimeError with the log's end when it stops or does not answer."""
+    log_path.parent.mkdir(parents=True, exist_ok=True)
     with open(log_path, "wb") as log:
-        environment = os.environ | {KEY_VARIABLE: access.api_key}
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=ROOT, env=environment)
-    host = LOOPBACK[0] if resources.host == EVERY_INTERFACE else resources.host
-    server = ModelServer(f"http://{host}:{port}", process, log_path)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **environment}
+        )
+    reached = LOOPBACK[0] if host == EVERY_INTERFACE else host
+    server = ModelServer(f"http://{reached}:{port}", process, log_path)
     try:
-        _wait_until_healthy(server, resources.startup_timeout_seconds)
+        _wait_until_healthy(server, timeout_seconds)
     except BaseException:
         stop_model_server(server)
         raise
@@ -129,7 +170,7 @@ def stop_model_server(server: ModelServer) -> None:
     assert server.process.stdin is not None
     server.process.stdin.close()
     try:
-        server.process.wait(timeout=5)
+        server.process.wait(timeout=STOP_SECONDS)
     except subprocess.TimeoutExpired:
         server.process.kill()
         server.process.wait()
@@ -165,7 +206,7 @@ def _wait_until_healthy(server: ModelServer, timeout_seconds: float) -> None:
             what = (
                 "stopped"
                 if stopped
-                else f"did not answer within {timeout_seconds} s (raise serving.resources.startup_timeout_seconds)"
+                else f"did not answer within {timeout_seconds:g} s (of llamacpp: raise startup_timeout_seconds)"
             )
             raise RuntimeError(f"the model server at {server.url} {what}; the end of {server.log_path}:\n{last_lines}")
         time.sleep(0.05)

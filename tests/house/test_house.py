@@ -28,7 +28,7 @@ tasks.data.chats tasks.data.preferences tasks.data.repositories tasks.data.token
 tasks.data.packing tasks.data
 tasks.training.schedule tasks.training.plan tasks.training.parallel tasks.training.state tasks.training.policy
 tasks.training.loop tasks.training.watch tasks.training tasks.evaluation tasks tasks.release
-tasks.evaluation.benchmarks tasks.report tasks.lineage tasks.monitoring
+tasks.evaluation.benchmarks tasks.report tasks.lineage tasks.monitoring tasks.serving
 flows.running flows.show flows flows.cli.serving flows.cli.evidence flows.cli
 """.split()  # noqa: SIM905
 """From low to high: a module imports from its own room and from those before it. Steps of the data are in the order of

@@ -154,7 +154,7 @@ def test_drafts_of_a_file_without_the_layer_are_refused(store, tmp_path):  # noq
     [
         (["--host", "0.0.0.0"], 1, "so its clients need a key: name the environment variable"),
         (["--api-key-env", "NOT_SET"], 2, "the environment variable NOT_SET of --api-key-env is not set"),
-        ([], 1, "stopped; the end of"),
+        ([], 1, "broken.gguf is damaged or no GGUF file"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(arguments, code, message, file, tmp_path):

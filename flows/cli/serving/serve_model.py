@@ -1,21 +1,15 @@
-"""Serves a registered version, or a GGUF file, on this machine with llama.cpp, for `glm46 chat` and `glm46 serve`.
-
-No pipeline server is started. `glm46 serve` follows its alias: where a promotion or a rollback moves it, the server is
-replaced on the same port.
-"""
+"""Serves a registered version on this machine with llama.cpp, for `glm46 chat` and `glm46 profile`; no pipeline server
+is started. What `glm46 serve` needs of a version is here too."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from configs.schema import ReleaseRecipe, Scale, ServingResources
+from configs.schema import ReleaseRecipe, Scale
 from flows.running.computation import Computation
 from infra.home import Home
 from infra.registry.model_registry import (
@@ -27,14 +21,11 @@ from infra.registry.model_registry import (
     open_registry,
     resolve_alias,
 )
-from infra.serving.model_server import OWN_USE, SERVED_TYPE, Access, ModelServer, running_model_server
+from infra.serving.model_server import OWN_USE, SERVED_TYPE, ModelServer, running_model_server
 from infra.step import Artifact, Progress
 from infra.storage.store import Store
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
-
-ALIAS_SECONDS = 1.0
-"""Seconds between two looks at the alias that is served."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +39,6 @@ class ServedModel:
     """Whether it knows the chat template; else it continues text."""
     enable_thinking: bool
     """Whether it is asked to reason before it answers, as in its evaluation."""
-
-    def wait(self, seconds: float) -> None:
-        """Block for a time. Raises RuntimeError when the server ends by itself."""
-        try:
-            code = self.server.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        raise RuntimeError(f"the model server {how}; its log is {self.server.log_path}. Start it again")
 
 
 def find_version(home: Home, scale: Scale, alias: str) -> RegisteredVersion:
@@ -78,65 +60,8 @@ def served_model(
 ) -> Iterator[ServedModel]:
     """A server of a registered version, for the length of the block. `port` None takes a free one."""
     resources = scale.serving.resources.model_copy(update={"port": port or 0})
-    with _serving(home, scale, version, _served_path(store, version, scale), resources, OWN_USE) as served:
-        yield served
-
-
-def serve_file(home: Home, gguf_path: Path, resources: ServingResources, access: Access) -> NoReturn:
-    """Serve a GGUF file under its name until interrupted."""
-    name = gguf_path.stem
-    with running_model_server(gguf_path, resources, home.run_dir / f"serve-{name}.log", name, access) as server:
-        print(f"{name} at {server.url}/v1 (Ctrl-C ends it)", flush=True)
-        served = ServedModel(name, server.url, server, is_chat_trained=True, enable_thinking=True)
-        while True:
-            served.wait(ALIAS_SECONDS)
-
-
-def serve_alias(
-    home: Home, scale: Scale, alias: str, store: Store, resources: ServingResources, access: Access
-) -> NoReturn:
-    """Serve the version that an alias names until interrupted, and at the same address what it names after a move.
-
-    The next version's file is read and verified while the version before it still answers. Requests that are being
-    answered when the server is replaced are cut off.
-    """
-    version = find_version(home, scale, alias)
-    path = _served_path(store, version, scale)
-    while True:
-        with _serving(home, scale, version, path, resources, access) as served:
-            resources = resources.model_copy(update={"port": int(served.url.rpartition(":")[2])})
-            print(f"{served.name} ({alias}) at {served.url}/v1 (Ctrl-C ends it)", flush=True)
-            version = _next_version(home, scale, alias, served, version)
-            path = _served_path(store, version, scale)
-
-
-def _next_version(
-    home: Home, scale: Scale, alias: str, served: ServedModel, version: RegisteredVersion
-) -> RegisteredVersion:
-    """Block until the alias names another version. While the registry does not answer, or the alias is gone, the
-    version before is served, and the reason is printed once."""
-    from mlflow.exceptions import MlflowException
-
-    problem = ""
-    while True:
-        served.wait(ALIAS_SECONDS)
-        try:
-            named, found = find_version(home, scale, alias), ""
-        except (ValueError, MlflowException) as error:
-            named, found = version, f"version {version.version} is served still: {error}"
-        if found not in ("", problem):
-            print(found, file=sys.stderr, flush=True)
-        problem = found
-        if named.version != version.version:
-            return named
-
-
-@contextmanager
-def _serving(
-    home: Home, scale: Scale, version: RegisteredVersion, gguf_path: Path, resources: ServingResources, access: Access
-) -> Iterator[ServedModel]:
     name, log_path = model_name(scale.scale), home.run_dir / f"serve-{scale.scale}.log"
-    with running_model_server(gguf_path, resources, log_path, name, access) as server:
+    with running_model_server(served_path(store, version, scale), resources, log_path, name, OWN_USE) as server:
         yield ServedModel(
             f"{name} version {version.version}",
             server.url,
@@ -146,7 +71,7 @@ def _serving(
         )
 
 
-def _served_path(store: Store, version: RegisteredVersion, scale: Scale) -> Path:
+def served_path(store: Store, version: RegisteredVersion, scale: Scale) -> Path:
     """The file that is served, verified."""
     gguf = _gguf_files(store, version, scale.release.recipe)
     return gguf.path(gguf.record.file_names[SERVED_TYPE])

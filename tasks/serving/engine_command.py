@@ -1,0 +1,123 @@
+"""The complete command of a planned server, by the names that vLLM 0.33.0 and SGLang 0.5.23 give their arguments.
+
+The key of the clients is on no command line: vLLM reads VLLM_API_KEY, SGLang a YAML file that `--config` names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+
+from infra.serving.model_server import server_command
+from tasks.serving.planned_server import ServingPlan
+
+VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
+"""Whose arguments these are, read in the packages themselves."""
+IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
+"""Where the projects publish their containers, with v and the version as the tag."""
+KEY_VARIABLE = "VLLM_API_KEY"
+PARSER = "glm45"
+"""Of reasoning and tool calls of GLM-4.5 and 4.6, in both engines."""
+MASTER_PORT = 29500
+RANK, MASTER = "$NODE_RANK", "$MASTER_ADDRESS"
+"""Set on each node of several; node 0 answers the clients."""
+VARIABLE = re.compile(r"\$\(?[A-Z_]+\)?(:\d+)?")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a server finds its model and listens."""
+
+    model_path: str
+    host: str
+    port: int
+    num_threads: int = 0
+    """Of llama.cpp."""
+    key_file: str = ""
+    """Of SGLang, where it has a key."""
+    rank: str = RANK
+    master: str = MASTER
+    is_worker: bool = False
+    """Whether this is another node than the first, in vLLM's words headless."""
+
+
+def engine_command(plan: ServingPlan, place: Place) -> list[str]:
+    """The words of the command. Arguments that are variables of the node are left as they are (`shell_lines`)."""
+    return {"llamacpp": _llamacpp, "vllm": _vllm, "sglang": _sglang}[plan.engine](plan, place)
+
+
+def image(plan: ServingPlan) -> str:
+    """The container of the engine's project."""
+    return f"{IMAGES[plan.engine]}:v{VERSIONS[plan.engine]}"
+
+
+def shell_lines(command: list[str]) -> str:
+    """The command quoted for a shell, one argument a line."""
+    lines: list[str] = []
+    for number, word in enumerate(command):
+        quoted = f'"{word}"' if VARIABLE.fullmatch(word) else shlex.quote(word)
+        is_value = number and not word.startswith("--") and command[number - 1].startswith("--")
+        if is_value or (lines and number < 3 and not word.startswith("--")):
+            lines[-1] += f" {quoted}"
+        else:
+            lines.append(quoted)
+    return " \\\n    ".join(lines)
+
+
+def _vllm(plan: ServingPlan, place: Place) -> list[str]:
+    layout = plan.layout
+    words = ["vllm", "serve", place.model_path, "--served-model-name", plan.model.name]
+    words += ["--host", place.host, "--port", str(place.port), "--dtype", "bfloat16"]
+    words += ["--tensor-parallel-size", str(layout.tp), "--pipeline-parallel-size", str(layout.pp)]
+    words += ["--data-parallel-size", str(layout.dp)]
+    if layout.ep > 1:
+        words.append("--enable-expert-parallel")
+    words += ["--max-model-len", str(plan.context), "--max-num-seqs", str(-(-plan.num_slots // layout.dp))]
+    words += ["--gpu-memory-utilization", f"{plan.memory_share:.2f}"]
+    if plan.quantization:
+        words += ["--quantization", plan.quantization]
+    if plan.is_drafting:
+        words += ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})]
+    if plan.model.is_chat_trained:
+        words += ["--reasoning-parser", PARSER, "--enable-auto-tool-choice", "--tool-call-parser", PARSER]
+    if plan.num_nodes > 1:
+        words += ["--nnodes", str(plan.num_nodes), "--node-rank", place.rank]
+        words += ["--master-addr", place.master, "--master-port", str(MASTER_PORT)]
+        words += ["--headless"] if place.is_worker else []
+    return words
+
+
+def _sglang(plan: ServingPlan, place: Place) -> list[str]:
+    layout = plan.layout
+    words = ["sglang", "serve", "--model-path", place.model_path, "--served-model-name", plan.model.name]
+    words += ["--host", place.host, "--port", str(place.port), "--dtype", "bfloat16"]
+    words += ["--tp-size", str(layout.tp * layout.dp), "--pp-size", str(layout.pp)]
+    words += ["--attn-dp-size", str(layout.dp), "--ep-size", str(layout.ep)]
+    words += ["--context-length", str(plan.context), "--max-running-requests", str(plan.num_slots)]
+    words += ["--mem-fraction-static", f"{plan.memory_share:.2f}", "--enable-metrics"]
+    if plan.quantization:
+        words += ["--quantization", plan.quantization]
+    if plan.is_drafting:
+        words += ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3"]
+        words += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"]
+    if plan.model.is_chat_trained:
+        words += ["--reasoning-parser", PARSER, "--tool-call-parser", PARSER]
+    if plan.num_nodes > 1:
+        words += ["--nnodes", str(plan.num_nodes), "--node-rank", place.rank]
+        words += ["--dist-init-addr", f"{place.master}:{MASTER_PORT}"]
+    return [*words, "--config", place.key_file] if place.key_file else words
+
+
+def _llamacpp(plan: ServingPlan, place: Place) -> list[str]:
+    return server_command(
+        place.model_path,
+        place.host,
+        place.port,
+        plan.context,
+        place.num_threads,
+        plan.num_slots,
+        plan.model.name,
+        is_drafting=plan.is_drafting,
+    )
