@@ -12,9 +12,9 @@ import torch
 from model.generation.generation import InProcessEngine, Sampling, sampling_draws
 from tasks.training.policy.served_engine import EngineError, ServedEngine
 from tests.support.model_recipes import GLM46, random_model
-from tests.support.rollout_server import STARTED, RolloutServer, free_port
 from tests.support.saved_models import save_checkpoint
 from tests.support.training_inputs import RESOURCES, TrainingInputs, metrics_of
+from tests.training.policy.rollout_server import STARTED, RolloutServer, free_port
 from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe, sft_recipe
 
 MODEL = GLM46.model_copy(update={"num_nextn_predict_layers": 0})
