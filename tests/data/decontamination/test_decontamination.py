@@ -314,7 +314,8 @@ def decontaminated(tmp_path_factory):
     sources = {"sources": list_sources(data)}
     solutions = compute(verify_solutions, root, **sources)
     given = {"documents": documents, "synthetic": problems, "solutions": solutions}
-    prompts = compute(collect_prompts, root, **sources, **given, recipe=RECIPE.prompts)
+    asked = RECIPE.prompts.model_copy(update={"num_document_searches": 0})
+    prompts = compute(collect_prompts, root, **sources, **given, recipe=asked)
     given = {"documents": documents, "synthetic": problems, "prompts": prompts, "ingested": ingested}
     return compute(decontaminate_documents, root, **given, recipe=recipe, resources=RESOURCES), problems
 
