@@ -27,11 +27,12 @@ DRAWN = {
     "bits_per_byte": "Bits per byte of held-out documents (lower is better)",
     "pass_at_1": "Verified problems asked as a conversation: pass@1",
     "choice_accuracy": "Multiple choice by likelihood",
+    "agentic_success": "Held-out tasks solved in their environments",
 }
 
 
 def evaluation_section(phases: ReportedPhases) -> str:
-    """Charts of the three leading figures, then all of them."""
+    """Charts of the leading figures that were measured, then all of them."""
     charts = []
     for name, title in DRAWN.items():
         values = [

@@ -18,6 +18,7 @@ from tasks.evaluation.sample_solutions import SampledSolutions, best_of_k
 from tasks.release.decide_promotion import Approval
 from tasks.report.dropped_examples import dropped_examples
 from tasks.report.report_charts import Line, Span, bars, curves, intervals, strips
+from tasks.report.report_evaluation import DRAWN, evaluation_section
 from tasks.report.report_inputs import ReportedPhases
 from tasks.report.report_lineage import time_section
 from tasks.report.report_page import Section, page, table
@@ -160,6 +161,26 @@ def test_every_figure_of_every_phase_is_in_the_benchmark_table(report, phases):
         assert rows["multiple choice, toy_bench"][number] == f"{choices:.4f} of 4"
         for domain, value in record.bits_per_byte_by_domain.items():
             assert rows[f"bits per byte, {domain}"][number] == f"{value:.4f}"
+
+
+def test_solved_tasks_are_drawn_with_their_intervals_where_they_were_played(phases):
+    title = DRAWN["agentic_success"]
+    assert title not in evaluation_section(phases)
+    played = []
+    for share, phase in enumerate(phases):
+        own = {"agentic_success": share / 10, "intervals": {"agentic_success": (share / 10, share / 10 + 0.05)}}
+        record = phase.evaluation.record.model_copy(update=own)
+        played.append(replace(phase, evaluation=replace(phase.evaluation, record=record)))
+    section = evaluation_section(ReportedPhases(tuple(played)))
+    assert title in section
+    rows = {row[0]: row[1:] for row in Cells(section).rows}
+    solved = rows["held-out tasks solved in their environments"]
+    assert solved == [
+        "0.0000[0.0000, 0.0500]",
+        "0.1000[0.1000, 0.1500]",
+        "0.2000[0.2000, 0.2500]",
+        "0.3000[0.3000, 0.3500]",
+    ]
 
 
 def test_every_bound_of_every_gate_is_shown(report, phases):

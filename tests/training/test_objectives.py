@@ -44,6 +44,7 @@ GRPO = {
     "rewards": {"verified": 1.0, "format": 0.0, "length": 0.0, "overlong_tokens": 1, "reward_model": 0.0},
     "episodes": {"max_turns": 3, "max_turn_tokens": 4, "max_observation_chars": 100, "tool_seconds": 60.0},
     "max_constant_steps": 3,
+    "rollouts": "in_process",
     "reward_model": None,
 }
 ANSWERS = tuple("01010101")

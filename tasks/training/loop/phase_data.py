@@ -3,6 +3,7 @@ itself."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from configs.files.block_reader import BlockReader
 from configs.schema import PolicyObjective, PpoObjective
 from model.architecture.adapters import without_adapters
+from model.generation.generation import InProcessEngine
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.packing.packed_rows import PackedRows
 from tasks.training.loop.batches import Rows, read_micro_batches, refuse_foreign_tokens
@@ -32,12 +34,15 @@ from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rank_shares import compute_rows, gather, share_of
 from tasks.training.policy.rollouts import (
     Rollout,
+    RolloutEngine,
     describe_groups,
     policy_model,
     sample_answers,
     sample_until_informative,
 )
+from tasks.training.policy.served_engine import ServedEngine
 from tasks.training.schedule.schedules import StepPlan, plan_step
+from tasks.training.state.export import export_model
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.position import Position
 
@@ -173,20 +178,18 @@ class PolicyData:
 
     def _sample(self, plan: StepPlan, position: Position) -> list[Rollout]:
         """The step's answers, also those to further prompts, the same on all ranks."""
-        model, size = policy_model(self.model, self.dtype), self.objective.samples_per_prompt
-        at_once = answers_at_once(self.job.recipe, self.job.resources, plan.num_rows)
+        engine, size = self._engine(plan, position.step + 1), self.objective.samples_per_prompt
         refilled = Counter(self._refilled(position))
 
         def sample(prompts: Sequence[Prompt], first_group: int) -> list[Rollout]:
             share = share_of(len(prompts), self.ranks)
             own = sample_answers(
-                model,
+                engine,
                 self.tokenizer,
                 prompts[share],
                 self.job.recipe,
                 self.job.eos_token_ids,
                 position.step + 1,
-                at_once,
                 None if self.reward_model is None else self._score,
                 first_group + share.start,
             )
@@ -199,6 +202,17 @@ class PolicyData:
 
         prompts = self._prompts_of(plan, position)
         return sample_until_informative(sample, prompts, further, self.objective.max_refills, size)
+
+    def _engine(self, plan: StepPlan, step: int) -> RolloutEngine:
+        """The engine of a step, with its weights."""
+        if self.objective.rollouts == "in_process":
+            at_once = answers_at_once(self.job.recipe, self.job.resources, plan.num_rows)
+            model = policy_model(self.model, self.dtype)
+            return InProcessEngine(model, weights_version=str(step), batch_sequences=at_once)
+        hf_dir = Path(self.job.work_dir) / "rollout_weights"
+        shutil.rmtree(hf_dir, ignore_errors=True)
+        export_model(self.job, self.model, hf_dir)
+        return ServedEngine(self.job.resources.rollout_server, hf_dir, f"{self.job.recipe.phase}-{step}")
 
     def _log_probabilities(self, rows: AnswerRows) -> Tensor:
         return self._likelihood(policy_model(self.model, self.dtype), rows, self.comparison)

@@ -5,6 +5,8 @@ Each refusal names the fix.
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from configs.schema import JobResources, PolicyObjective, TrainingRecipe, TrainingResources
 from tasks.training.plan.topology import impossible_topology
 from tasks.training.plan.worlds import refuse_no_smaller_world
@@ -32,6 +34,7 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
         reasons.append(f"device {resources.device} is not available, ranks compute on CPUs: set device to {DEVICES[0]}")
     if isinstance(recipe.objective, PolicyObjective):
         reasons += untrainable_policy(kind, resources)
+        reasons += unserved_rollouts(recipe, recipe.objective, resources)
     if recipe.reads_pairs:
         reasons += untrainable_pairs(recipe, resources)
     return [*reasons, *refuse_no_smaller_world(recipe, resources)]
@@ -49,6 +52,28 @@ def untrainable_policy(kind: str, resources: TrainingResources) -> list[str]:
         reasons.append(
             f"zero_stage 3 cannot train {kind}, whose answers are sampled from undivided weights: set zero_stage to 2 "
             f"or less"
+        )
+    return reasons
+
+
+def unserved_rollouts(recipe: TrainingRecipe, objective: PolicyObjective, resources: TrainingResources) -> list[str]:
+    """Every reason against who is to sample the answers."""
+    server = resources.rollout_server
+    if objective.rollouts == "in_process":
+        return [f"rollout_server is {server} with rollouts in_process: empty it, or set rollouts"] if server else []
+    reasons = []
+    if urlsplit(server).scheme not in ("http", "https"):
+        reasons.append(f"rollouts {objective.rollouts} need a server, rollout_server is {server!r}: set it to its URL")
+    if resources.num_ranks > 1:
+        reasons.append(
+            f"rollouts {objective.rollouts} with num_ranks {resources.num_ranks}: one rank gives the weights, set "
+            f"num_ranks to 1"
+        )
+    if objective.routes != "ignore":
+        reasons.append(f"rollouts {objective.rollouts} bring no routes, routes is {objective.routes}: set it to ignore")
+    if recipe.adapter.kind != "none":
+        reasons.append(
+            f"rollouts {objective.rollouts} with an adapter: its weights are not written, set adapter.kind to none"
         )
     return reasons
 

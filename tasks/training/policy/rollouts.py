@@ -6,12 +6,12 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from configs.schema import PolicyObjective, TrainingRecipe
-from model.generation.generation import InProcessEngine, Sampling, sampling_draws
+from model.generation.generation import Generation, Sampling, sampling_draws
 from tasks.training.policy.episodes import Episode, EpisodeFigures, EpisodePlayer
 from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rewards import Reward, refuse_broken_rewards, reward_answers
@@ -25,6 +25,22 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_ANSWER_CHARS = 1000
 """Of a prompt's expected answer in rollouts.jsonl: that of a repository holds all its files."""
+
+
+class RolloutEngine(Protocol):
+    """Samples with one version of the weights: model/generation/generation.py, or a server (served_engine.py)."""
+
+    weights_version: str
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        weights_version: str,
+        draws: Sequence[Sequence[float]],
+    ) -> Generation:
+        """Continue each prompt by as many tokens at most as it has draws."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,8 @@ class Rollout:
     """Where in answer_ids tools wrote, from and up to: read by the model, never trained."""
     episode: EpisodeFigures | None = None
     """How it was played; None for a prompt that is answered in one turn."""
+    weights_version: str = ""
+    """Of the weights that sampled it, as its engine named them."""
 
     @property
     def num_sampled(self) -> int:
@@ -67,21 +85,20 @@ def policy_model(model: Glm4Moe, dtype: str) -> Glm4Moe:
 
 
 def sample_answers(
-    model: Glm4Moe,
+    engine: RolloutEngine,
     tokenizer: Tokenizer,
     prompts: Sequence[Prompt],
     recipe: TrainingRecipe,
     stop_token_ids: tuple[int, ...],
     step: int,
-    batch_sequences: int,
     score: Callable[[Sequence[list[int]]], list[float]] | None = None,
     first_group: int = 0,
 ) -> list[Rollout]:
-    """A group of answers per prompt, group by group, `batch_sequences` answers at once. `score` is the reward model's,
-    of prompts with their answers; `first_group` is the number of the first prompt in its step. Each answer has draws of
-    its own, decided by seed, step and its index in the step: neither the rank that samples it nor its batch changes
-    them. The size of the batches changes at most the last bits, where decoding rounds by it (bfloat16). Prompts whose
-    kind names an environment are answered in turns.
+    """A group of answers per prompt, group by group, by the engine's weights. `score` is the reward model's, of prompts
+    with their answers; `first_group` is the number of the first prompt in its step. Each answer has draws of its own,
+    decided by seed, step and its index in the step: neither the rank that samples it nor its batch changes them; of a
+    server the first seeds its own. The size of the batches changes at most the last bits, where decoding rounds by it
+    (bfloat16). Prompts whose kind names an environment are answered in turns.
 
     Raises RewardError for a reward that is no number, VerifierError for a verifier that failed.
     """
@@ -90,7 +107,6 @@ def sample_answers(
     asked = [prompt for prompt in prompts for _ in range(objective.samples_per_prompt)]
     prompt_ids = [prompt.token_ids(tokenizer, objective.enable_thinking) for prompt in prompts]
     asked_ids = [token_ids for token_ids in prompt_ids for _ in range(objective.samples_per_prompt)]
-    engine = InProcessEngine(model, weights_version=str(step), batch_sequences=batch_sequences)
     sampling = Sampling(
         objective.max_new_tokens,
         objective.temperature,
@@ -105,7 +121,7 @@ def sample_answers(
         for token_ids, own, prompt in zip(asked_ids, draws, asked, strict=True)
     ]
     player = EpisodePlayer(tokenizer, objective.episodes, stop_token_ids, objective.enable_thinking)
-    player.play(lambda rows, given: engine.generate(rows, sampling, str(step), given), episodes)
+    player.play(lambda rows, given: engine.generate(rows, sampling, engine.weights_version, given), episodes)
     scores = None if score is None else score([episode.row for episode in episodes])
     num_tokens = [len(episode.token_ids) for episode in episodes]
     rewards = reward_answers(asked, [episode.written for episode in episodes], num_tokens, scores, objective)
@@ -120,6 +136,7 @@ def sample_answers(
             episode.routes_LTK,
             episode.tool_spans,
             episode.figures,
+            engine.weights_version,
         )
         for prompt, episode, reward in zip(asked, episodes, rewards, strict=True)
     ]
@@ -169,6 +186,7 @@ def describe_groups(
             "question": group[0].prompt.question,
             "answer": group[0].prompt.answer[:MAX_SHOWN_ANSWER_CHARS],
             "samples": [rollout.text for rollout in group],
+            "weights_version": group[0].weights_version,
             "rewards": [rollout.reward.total for rollout in group],
             "parts": [asdict(rollout.reward) for rollout in group],
             "episodes": [asdict(rollout.episode) for rollout in group if rollout.episode is not None],

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from model.architecture.adapters import scaling_of
 from model.architecture.transformer import Glm4Moe
-from model.formats.checkpoint_names import checkpoint_shapes
+from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
 from model.formats.hf_checkpoint import ALONE, Writer, config_dict, plan_shards, write_checkpoint
 from tasks.training.parallel.control import gathered, on_first_rank
 from tasks.training.state.adapter_export import MergedTensors, write_adapter
@@ -90,6 +90,17 @@ def _described(shard: dict[str, Tensor], kind: str) -> dict[str, str] | None:
         return None
     unreached = sorted(name for name, tensor in shard.items() if not tensor.any())
     return {UNREACHED: json.dumps(unreached)} if unreached else None
+
+
+def export_model(job: TrainingJob, model: Glm4Moe, hf_dir: Path) -> None:
+    """Write the weights of a model in training, held whole by this rank, as a Hugging Face directory."""
+    dtype = getattr(torch, job.recipe.dtype)
+    recipe = job.recipe.model.model_copy(update={"rope_theta": job.recipe.rope_theta})
+    config = config_dict(recipe, dtype=dtype, eos_token_ids=job.eos_token_ids, pad_token_id=job.pad_token_id)
+    hf_dir.mkdir(parents=True)
+    tensors = to_checkpoint_tensors(model.state_dict())
+    shapes = dict(sorted(checkpoint_shapes(model).items()))
+    write_checkpoint(tensors.__getitem__, shapes, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES)
 
 
 def export_weights(

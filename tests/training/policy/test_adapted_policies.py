@@ -14,6 +14,7 @@ from model.architecture.adapters import AdaptedExperts, AdaptedLinear, add_adapt
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
 from model.formats.hf_checkpoint import load_model
+from model.generation.generation import InProcessEngine
 from model.text.tokenizer_layout import END_TOKENS, tokenizer_for_text
 from tasks.training.policy.policy import group_advantages
 from tasks.training.policy.prompt_order import PromptOrder
@@ -92,7 +93,8 @@ def plain_grpo(inputs, arguments) -> tuple[dict[str, torch.Tensor], list[str], l
         with torch.no_grad():
             model.load_state_dict(merged(frozen, own))
         asked = prompts.groups((step - 1) * GROUPS, step * GROUPS, {})
-        rollouts = sample_answers(model, tokenizer, asked, recipe, stops, step, GROUPS * GROUP_SIZE)
+        engine = InProcessEngine(model, weights_version=str(step), batch_sequences=GROUPS * GROUP_SIZE)
+        rollouts = sample_answers(engine, tokenizer, asked, recipe, stops, step)
         rewards_GS = torch.tensor([rollout.reward.total for rollout in rollouts]).view(GROUPS, GROUP_SIZE)
         means.append(float(rewards_GS.mean()))
         answers += [rollout.text for rollout in rollouts[: 2 * GROUP_SIZE]]

@@ -16,6 +16,7 @@ from infra.step import Output, step
 from model.architecture.losses import IGNORED
 from model.architecture.transformer import Glm4Moe
 from model.formats.hf_checkpoint import read_config
+from model.generation.generation import InProcessEngine
 from model.text.chat_template import encode, render_to_train
 from model.text.tokenizer_layout import END_TOKENS, tokenizer_for_text
 from tasks.data.environments.calculator import calculate
@@ -132,7 +133,8 @@ def test_a_model_learns_to_call_the_tool(tokenizer, tuned):
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, betas=(0.9, 0.99), weight_decay=0.0)
     figures = []
     for number in range(1, NUM_STEPS + 1):
-        rollouts = sample_answers(model, tokenizer, PROMPTS, recipe, stops, number, ROWS)
+        engine = InProcessEngine(model, weights_version=str(number), batch_sequences=ROWS)
+        rollouts = sample_answers(engine, tokenizer, PROMPTS, recipe, stops, number)
         updates = policy_updates(
             lambda rows: target_log_probabilities(model, rows, 0.7, ROWS), rollouts, recipe.objective, ROWS, CPU
         )

@@ -45,6 +45,7 @@ OBJECTIVE = PolicyObjective(
     rewards=RewardRecipe(verified=1.0, format=0.0, length=0.0, overlong_tokens=2, reward_model=0.0),
     episodes=EpisodeRecipe(max_turns=1, max_turn_tokens=4, max_observation_chars=100, tool_seconds=60.0),
     max_constant_steps=5,
+    rollouts="in_process",
     reward_model=None,
 )
 REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from configs.schema import PolicyObjective
+from model.generation.generation import InProcessEngine
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.prompts.verifiers import WrittenAnswer
 from tasks.evaluation.score_pairs import row_values
@@ -53,8 +54,8 @@ def test_a_score_that_is_no_number_stops_the_phase_and_names_the_prompt(score, t
     def sample(score_of_sixth: float):
         scores = [0.5] * 5 + [score_of_sixth] + [0.5] * 2
         tokenizer = tokenizer_for_text(str(inputs.tokenizer.path("tokenizer.json")))
-        model = random_model(recipe.model)
-        return sample_answers(model, tokenizer, prompts, recipe, (261,), 7, 8, lambda sequences: scores)
+        engine = InProcessEngine(random_model(recipe.model), weights_version="7", batch_sequences=8)
+        return sample_answers(engine, tokenizer, prompts, recipe, (261,), 7, lambda sequences: scores)
 
     with pytest.raises(RewardError, match=rf"step 7: the reward of answer 1 to prompt second is {score}"):
         sample(score)

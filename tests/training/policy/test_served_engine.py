@@ -1,0 +1,174 @@
+"""Rollouts by a server: the log-probabilities are the trainer's, wrong answers are refused by name, and a server that
+dies is given the weights again and asked again."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+import torch
+
+from model.generation.generation import InProcessEngine, Sampling, sampling_draws
+from tasks.training.policy.served_engine import EngineError, ServedEngine
+from tests.support.model_recipes import GLM46, random_model
+from tests.support.saved_models import save_checkpoint
+from tests.support.training_inputs import RESOURCES, TrainingInputs, metrics_of
+from tests.training.policy.rollout_server import STARTED, RolloutServer, free_port
+from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe, sft_recipe
+
+MODEL = GLM46.model_copy(update={"num_nextn_predict_layers": 0})
+PROMPTS = [[5, 6, 7], [8, 9], [3]]
+SAMPLING = Sampling(6, 0.8, stop_token_ids=(1,), seed=46)
+DRAWS = sampling_draws(SAMPLING, len(PROMPTS))
+
+
+@pytest.fixture(scope="module")
+def hf_dirs(tmp_path_factory):
+    """Two versions of the weights."""
+    dirs = []
+    for seed in (1, 2):
+        hf_dir = tmp_path_factory.mktemp(f"weights-{seed}")
+        model = random_model(MODEL, seed=seed)
+        save_checkpoint(model, hf_dir, eos_token_ids=[1], pad_token_id=0, dtype=torch.float32, max_shard_bytes=1 << 30)
+        dirs.append((hf_dir, model))
+    return dirs
+
+
+@pytest.fixture
+def server(hf_dirs):
+    server = RolloutServer(hf_dirs[0][0])
+    yield server
+    server.stop()
+
+
+def test_answers_are_of_the_given_weights_with_their_log_probabilities(server, hf_dirs):
+    hf_dir, model = hf_dirs[1]
+    engine = ServedEngine(server.url, hf_dir, "rl-2")
+    made = engine.generate(PROMPTS, SAMPLING, "rl-2", [own[:size] for own, size in zip(DRAWS, (6, 4, 1), strict=True)])
+    assert server.versions == [STARTED, "rl-2"] and made.weights_version == "rl-2"
+    own = InProcessEngine(model, weights_version="own", batch_sequences=1)
+    for prompt, token_ids, values, size in zip(
+        PROMPTS, made.token_ids, made.sampled_log_probabilities, (6, 4, 1), strict=True
+    ):
+        assert len(token_ids) == size or (len(token_ids) < size and token_ids[-1] == 1)
+        with torch.no_grad():
+            logits = own.model(torch.tensor([[*prompt, *token_ids]])).logits_BTV[0, len(prompt) - 1 : -1] / 0.8
+        wanted = logits.log_softmax(-1).gather(-1, torch.tensor(token_ids)[:, None])[:, 0]
+        assert torch.allclose(torch.tensor(values), wanted, atol=1e-5)
+    again = engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
+    assert again.token_ids == engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS).token_ids
+    assert server.versions == [STARTED, "rl-2"], "weights travel once"
+
+
+def changed(**about):
+    """Answers whose first one says something else of itself."""
+
+    def spoil(answers):
+        answers[0]["meta_info"].update(about)
+        return answers
+
+    return spoil
+
+
+def without_scores(answers):
+    del answers[1]["meta_info"]["output_token_logprobs"]
+    return answers
+
+
+def longer(answers):
+    answers[0] |= {"output_ids": [2] * 7}
+    answers[0]["meta_info"]["output_token_logprobs"] = [[-1.0, 2, None]] * 7
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (changed(weight_version="rl-1"), "answer 0 of .* was sampled by weights rl-1, not rl-2"),
+        (changed(output_token_logprobs=[[-1.0, 2, None]]), r"answer 0 of .* tokens, of which 1 have a log-probability"),
+        (longer, "answer 0 of .* has 7 tokens, of which 7 have a log-probability and 6 were asked for"),
+        (lambda answers: answers[:2], "gave 2 answers to 3 prompts"),
+        (lambda answers: {"error": "busy"}, "gave 1 answers to 3 prompts"),
+        (without_scores, "answer 1 of .* has no output_ids with output_token_logprobs"),
+        (lambda answers: [{**answers[0], "output_ids": []}, *answers[1:]], "answer 0 of .* has 0 tokens"),
+    ],
+)
+def test_an_answer_that_cannot_be_trained_on_is_refused(server, hf_dirs, spoil, message):
+    server.spoil = spoil
+    with pytest.raises(EngineError, match=message):
+        ServedEngine(server.url, hf_dirs[1][0], "rl-2").generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
+
+
+def test_a_log_probability_that_is_no_number_is_refused(server, hf_dirs):
+    def spoil(answers):
+        answers[2]["meta_info"]["output_token_logprobs"][0][0] = math.nan
+        return answers
+
+    server.spoil = spoil
+    with pytest.raises(EngineError, match=r"answer 2 of .* log-probability that is no number"):
+        ServedEngine(server.url, hf_dirs[1][0], "rl-2").generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
+
+
+def test_a_server_that_dies_gets_the_weights_and_the_prompts_again(server, hf_dirs):
+    hf_dir, _ = hf_dirs[1]
+    engine = ServedEngine(server.url, hf_dir, "rl-2")
+    made = engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
+    server.stop()
+    returned = []
+    revival = threading.Timer(0.7, lambda: returned.append(RolloutServer(hf_dirs[0][0], server.port)))
+    revival.start()
+    again = engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
+    revival.join()
+    (other,) = returned
+    assert other.versions == [STARTED, "rl-2"] and other.num_asked == len(PROMPTS)
+    assert again.token_ids == made.token_ids
+    assert again.sampled_log_probabilities == made.sampled_log_probabilities
+    other.stop()
+
+
+def test_a_server_that_stays_away_is_named(hf_dirs):
+    engine = ServedEngine(f"http://127.0.0.1:{free_port()}", hf_dirs[0][0], "rl-1", patience_seconds=0.1)
+    with pytest.raises(EngineError, match=r"was away for 0 s .*: start the server again"):
+        engine.generate(PROMPTS, SAMPLING, "rl-1", DRAWS)
+
+
+SERVED = {**GRPO, "rollouts": "sglang", "routes": "ignore"}
+
+
+def test_a_phase_trains_on_what_its_server_samples(tmp_path):
+    """Each step's weights are sampled from: else the trainer's log-probabilities would be others."""
+    inputs = TrainingInputs(tmp_path / "home")
+    start = inputs.train(inputs.chat_arguments(sft_recipe()))
+    server = RolloutServer(start.path("hf/config.json").parent)
+    resources = RESOURCES.model_copy(update={"rollout_server": server.url})
+    try:
+        trained = inputs.train(
+            inputs.prompt_arguments(rl_recipe(num_steps=3, objective=SERVED), ANSWERS, resources, start=start)
+        )
+    finally:
+        server.stop()
+    assert server.versions == [STARTED, "rl_reasoning-1", "rl_reasoning-2", "rl_reasoning-3"]
+    lines = metrics_of(trained.path("metrics.jsonl"))
+    assert len(lines) == 3 and all(line["rollout_log_ratio"] < 1e-5 for line in lines)
+    groups = metrics_of(trained.path("rollouts.jsonl"))
+    assert {group["weights_version"] for group in groups} == set(server.versions[1:])
+    assert {reward for group in groups for reward in group["rewards"]} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "resources", "message"),
+    [
+        (SERVED, {}, "rollouts sglang need a server, rollout_server is '': set it to its URL"),
+        (SERVED, {"rollout_server": "host:30000"}, "rollout_server is 'host:30000': set it to its URL"),
+        (GRPO, {"rollout_server": "http://host:30000"}, "rollout_server is .* with rollouts in_process: empty it"),
+        (SERVED | {"routes": "compare"}, {"rollout_server": "http://h:1"}, "routes is compare: set it to ignore"),
+        (SERVED, {"rollout_server": "http://h:1", "num_ranks": 2}, "num_ranks 2: .* set num_ranks to 1"),
+    ],
+)
+def test_rollouts_that_no_server_can_give_are_refused(recipe, resources, message, tmp_path):
+    inputs = TrainingInputs(tmp_path / "home")
+    with pytest.raises(ValueError, match=message):
+        inputs.train(
+            inputs.prompt_arguments(rl_recipe(objective=recipe), ANSWERS, RESOURCES.model_copy(update=resources))
+        )
