@@ -136,6 +136,7 @@ def test_a_server_that_stays_away_is_named(hf_dirs):
 SERVED = {**GRPO, "rollouts": "sglang", "routes": "ignore"}
 
 
+@pytest.mark.long
 def test_a_phase_trains_on_what_its_server_samples(tmp_path):
     """Each step's weights are sampled from: else the trainer's log-probabilities would be others."""
     inputs = TrainingInputs(tmp_path / "home")
