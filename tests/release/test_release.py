@@ -53,7 +53,7 @@ RECIPE = ReleaseRecipe(
     num_quantization_documents=6,
     max_quantization_document_tokens=24,
 )
-SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
+SERVING = ServingResources(host="127.0.0.1", port=0, context_length=1024, num_threads=1, startup_timeout_seconds=30)
 
 
 @pytest.fixture(scope="module")

@@ -74,11 +74,11 @@ def find_version(home: Home, scale: Scale, alias: str) -> RegisteredVersion:
 
 @contextmanager
 def served_model(
-    home: Home, scale: Scale, version: RegisteredVersion, store: Store, port: int | None
+    home: Home, scale: Scale, version: RegisteredVersion, store: Store, port: int | None, access: Access = OWN_USE
 ) -> Iterator[ServedModel]:
     """A server of a registered version, for the length of the block. `port` None takes a free one."""
     resources = scale.serving.resources.model_copy(update={"port": port or 0})
-    with _serving(home, scale, version, _served_path(store, version, scale), resources, OWN_USE) as served:
+    with _serving(home, scale, version, _served_path(store, version, scale), resources, access) as served:
         yield served
 
 
