@@ -176,8 +176,10 @@ def test_a_tokenizer_whose_ids_changed_places_is_refused_also_after_a_conversion
     config = json.loads((first / "config.json").read_text())
     (first / "config.json").write_text(json.dumps(config | {VOCABULARY_KEY: vocabulary_sha256(tokenizer)}))
     convert(first, tmp_path / "native", "native")
-    for directory in (first, tmp_path / "native" / "hf"):
-        path = directory / "tokenizer.json"
+    for directory, path in (
+        (first, first / "tokenizer.json"),
+        (tmp_path / "native", tmp_path / "native/hf/tokenizer.json"),
+    ):
         tokenizer.save(str(path), pretty=False)
         open_source(directory)
         values = json.loads(path.read_text())
