@@ -29,8 +29,7 @@ from tasks.release.served_requests import (
     check_tool_call,
 )
 from tests.conftest import ROOT
-from tests.release.test_parity import answers_of
-from tests.release.test_release import SERVING, gguf, reference_of, served, store  # noqa: F401
+from tests.release.test_release import SERVING, answers_of, gguf, reference_of, served, store  # noqa: F401
 from tests.support.evaluation_fakes import checkpoint
 from tests.support.pipeline import command, environment, glm46
 from tests.support.tool_calls import made_calls
