@@ -34,7 +34,7 @@ from configs.schema import ModelRecipe, ServingResources
 from infra.serving.model_server import Access, ModelServer, running_model_server
 from model.architecture.counts import count_parameters
 from model.architecture.transformer import Glm4Moe
-from tests.support.tool_calls import made_calls
+from tests.release.served_calls import made_calls
 
 NIGHTLY = load_scale("nightly").model.recipe
 SIZES: dict[str, dict[str, int]] = {

@@ -29,10 +29,10 @@ from tasks.release.served_requests import (
     check_tool_call,
 )
 from tests.conftest import ROOT
+from tests.release.served_calls import made_calls
 from tests.release.test_release import SERVING, answers_of, gguf, reference_of, served, store  # noqa: F401
 from tests.support.evaluation_fakes import checkpoint
 from tests.support.pipeline import command, environment, glm46
-from tests.support.tool_calls import made_calls
 
 KEY = "key-of-the-clients"
 JSON = {"content-type": "application/json"}
