@@ -1,11 +1,11 @@
-"""What drafts of the MTP layer cost and bring in llama.cpp's server on a CPU, by the size of the model:
+"""What drafts of the MTP layer cost and bring in llama.cpp's server on a CPU, by the shape of the model:
 python -m benchmarks.training.drafts [--rounds 3] [--new-tokens 96] [--gguf FILE --calls 500] [--write]
 
 Whether drafts pay depends on two things: how many are right, and what a pass of two tokens and a draft cost beside a
 pass of one token. The models here measure the second. Each continues a token t by a fixed other token p(t): the
 unembedding of p(t) is the embedding of t, and layers add little to the residual stream. The MTP layer reads only the
 embedding, so it says the same, and nearly every draft is right. Tokens differ, so their experts differ, as in a trained
-model. `speedup` is the most that drafts bring at that size; with a share a of right drafts they bring about
+model. `speedup` is the most that drafts bring to that shape; with a share a of right drafts they bring about
 (1 + a) / 2 of it, and `break_even` is the a at which they bring nothing. One slot, one thread, F32 weights as served,
 in processor seconds of the server, both in turn. The tokens must be the same. The last line is JSON.
 
@@ -40,9 +40,16 @@ NIGHTLY = load_scale("nightly").model.recipe
 SIZES: dict[str, dict[str, int]] = {
     "nightly": {},
     "100M": {"hidden_size": 512, "moe_intermediate_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8},
-    "400M": {"hidden_size": 1024, "moe_intermediate_size": 768, "intermediate_size": 3072, "num_hidden_layers": 10},
+    "all experts": {
+        "hidden_size": 768,
+        "n_routed_experts": 2,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 1536,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+    },
 }
-"""What differs from `nightly`."""
+"""What differs from `nightly`. In the last one every token reads every expert, so two tokens read the same weights."""
 SERVING = ServingResources(host="127.0.0.1", port=0, context_length=1024, num_threads=1, startup_timeout_seconds=120)
 NUM_ORDINARY = 257
 """Tokens that are no special ones."""
@@ -131,7 +138,7 @@ def count_different_calls(path: Path, num_calls: int) -> dict[str, int]:
 
 
 def main() -> None:
-    """Time the sizes, or count calls that differ, and print the result."""
+    """Time the shapes, or count calls that differ, and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=96)
