@@ -1,5 +1,5 @@
 """What drafts of the MTP layer cost and bring in llama.cpp's server on a CPU, by the shape of the model:
-python -m benchmarks.training.drafts [--rounds 3] [--new-tokens 96] [--gguf FILE --calls 500] [--write]
+python -m benchmarks.training.drafts [--rounds 3] [--new-tokens 96] [--write]
 
 Whether drafts pay depends on two things: how many are right, and what a pass of two tokens and a draft cost beside a
 pass of one token. The models here measure the second. Each continues a token t by a fixed other token p(t): the
@@ -8,9 +8,6 @@ embedding, so it says the same, and nearly every draft is right. Tokens differ, 
 model. `speedup` is the most that drafts bring to that shape; with a share a of right drafts they bring about
 (1 + a) / 2 of it, and `break_even` is the a at which they bring nothing. One slot, one thread, F32 weights as served,
 in processor seconds of the server, both in turn. The tokens must be the same. The last line is JSON.
-
-With --gguf the calls of many functions are asked of a file with and without drafts instead, and the different ones
-are counted.
 """
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ from configs.schema import ModelRecipe, ServingResources
 from infra.serving.model_server import Access, ModelServer, running_model_server
 from model.architecture.counts import count_parameters
 from model.architecture.transformer import Glm4Moe
-from tests.release.served_calls import made_calls
 
 NIGHTLY = load_scale("nightly").model.recipe
 SIZES: dict[str, dict[str, int]] = {
@@ -124,34 +120,14 @@ def compare(path: Path, num_rounds: int, num_new: int) -> dict[str, float]:
     }
 
 
-def count_different_calls(path: Path, num_calls: int) -> dict[str, int]:
-    """Function calls with drafts and without: how many differ, and how many drafts were right."""
-    made = []
-    for is_drafting in (False, True):
-        with running_model_server(
-            path, SERVING, Path(tempfile.gettempdir()) / "drafts.log", access=Access(is_drafting=is_drafting)
-        ) as server:
-            made.append(made_calls(server.url, num_calls))
-    different = sum(one != other for one, other in zip(made[0].calls, made[1].calls, strict=True))
-    tokens = sum(num_tokens for _, _, num_tokens in made[0].calls)
-    return {"calls": num_calls, "different": different, "tokens": tokens, "right_drafts": made[1].num_taken}
-
-
 def main() -> None:
-    """Time the shapes, or count calls that differ, and print the result."""
+    """Time the shapes and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=96)
-    parser.add_argument("--gguf", type=Path, help="a GGUF file with an MTP layer, whose function calls are compared")
-    parser.add_argument("--calls", type=int, default=500)
     parser.add_argument(WRITE_FLAG, action="store_true", help="store the record in benchmarks/results/")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.gguf:
-        counted = count_different_calls(given.gguf, given.calls)
-        different = counted.pop("different")
-        report("draft_calls", ours=different, peer=None, unit="calls that drafts change", table=counted)
-        return
     sizes = {}
     for name, changed in SIZES.items():
         recipe = NIGHTLY.model_copy(update=changed)

@@ -30,23 +30,6 @@ SCHEMA: dict[str, Any] = {
 }
 MAX_SCHEMA_TOKENS = 160
 """Enough for any object of SCHEMA: llama.cpp allows 22 characters of white space at each of five places."""
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "record_answer",
-        "description": "Records the answer.",
-        "parameters": {
-            "type": "object",
-            "properties": {"grade": {"enum": [1, 2]}, "is_yes": {"type": "boolean"}},
-            "required": ["grade", "is_yes"],
-            "additionalProperties": False,
-        },
-    },
-}
-"""Has no string: llama.cpp holds only other arguments to their schema."""
-TOOL_ARGUMENTS = {json.dumps({"grade": grade, "is_yes": is_yes}) for grade in (1, 2) for is_yes in (True, False)}
-MAX_CALL_TOKENS = 320
-"""Enough for any call of TOOL, white space included, one byte a token."""
 
 
 def check_key(server_url: str) -> list[str]:
@@ -101,34 +84,6 @@ def check_schema(client: OpenAI, model_name: str, message: str, settings: dict[s
     except ValueError:
         fits = False
     return [] if fits else [f"message {message!r} with a JSON schema was answered with {text!r}"]
-
-
-def check_tool_call(client: OpenAI, model_name: str, message: str, settings: dict[str, Any]) -> list[str]:
-    """A function call that is required must be made, with arguments that fit the function's schema."""
-    answer = client.chat.completions.create(
-        model=model_name,
-        messages=[{"role": "user", "content": message}],
-        max_tokens=MAX_CALL_TOKENS,
-        temperature=0,
-        tools=[TOOL],  # pyright: ignore[reportArgumentType]
-        tool_choice="required",
-        extra_body=settings,
-    )
-    choice = answer.choices[0]
-    made = choice.message.tool_calls or []
-    calls = [(call.function.name, call.function.arguments) for call in made if call.type == "function"]
-    if choice.finish_reason == "tool_calls" and calls and all(_fits_tool(*call) for call in calls):
-        return []
-    said = calls or choice.message.content
-    return [f"message {message!r} with a required call of {TOOL['function']['name']} was answered with {said!r}"]
-
-
-def _fits_tool(name: str, arguments: str) -> bool:
-    try:
-        given = json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
-        return False
-    return name == TOOL["function"]["name"] and given in TOOL_ARGUMENTS
 
 
 def check_concurrent(
