@@ -4,7 +4,8 @@ A browser sends requests to loopback on behalf of any page. So without a key a r
 server's own is refused; with one, a request that does not bring it is, whoever sends it. llama.cpp's server is asked
 with a key that only this process has. llama.cpp reports log-probabilities of /v1/completions in the shape of chat
 completions. The gateway gives them the shape of OpenAI's API; llama.cpp's own shape, with token ids, stays beside it as
-`content`.
+`content`. Of a required function call llama.cpp holds only the end to its grammar: the model may write any
+text before it, so the answer can use up its tokens without a call. The gateway begins the call for the model.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from aiohttp import ClientSession, ClientTimeout, StreamReader, TCPConnector, we
 
 MAX_REQUEST_BYTES = 64 << 20
 COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
 HEALTH = "/health"
 """Answered without a key: whoever restarts a server has none."""
 HOP_HEADERS = {
@@ -94,6 +96,11 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
         body, reshapes = await request.read(), False
     except web.HTTPRequestEntityTooLarge:
         return _refusal(413, f"the request is too large: at most {MAX_REQUEST_BYTES} bytes are read")
+    if request.method == "POST" and request.path == CHAT:
+        try:
+            body = with_required_call(body)
+        except ValueError as error:
+            return _refusal(400, str(error))
     if request.method == "POST" and request.path == COMPLETIONS:
         asked = _json_object(body)
         if asked.get("echo"):
@@ -111,6 +118,30 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
                 return await _send(request, response, _reshaped_events(answer.content))
             return await _send(request, response, _once(_reshaped(await answer.read(), {})))
         return await _send(request, response, answer.content.iter_any())
+
+
+def with_required_call(body: bytes) -> bytes:
+    """A chat request in which a required function call is begun, and others unchanged.
+
+    `tool_choice` is "required" or names a function, which is then the only one that the model is shown. The assistant's
+    turn begins with `<tool_call>`, without thinking before it, and llama.cpp's grammar holds the rest: the name of a
+    function, each required argument, and JSON of its schema where the argument is no string. Raises ValueError for a
+    function that is not in `tools`.
+    """
+    asked = _json_object(body)
+    choice, tools = asked.get("tool_choice"), asked.get("tools")
+    if not tools or not (choice == "required" or isinstance(choice, dict)):
+        return body
+    if isinstance(choice, dict):
+        name = choice.get("function", {}).get("name")
+        shown = {tool.get("function", {}).get("name"): tool for tool in tools}
+        if name not in shown:
+            raise ValueError(f"tool_choice asks for the function {name!r}: name one of tools, {list(shown)}")
+        asked["tools"] = [shown[name]]
+    asked["tool_choice"] = "required"
+    asked["messages"] = [*asked["messages"], {"role": "assistant", "content": "<tool_call>"}]
+    asked["chat_template_kwargs"] = asked.get("chat_template_kwargs", {}) | {"enable_thinking": False}
+    return json.dumps(asked).encode()
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:

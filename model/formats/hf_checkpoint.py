@@ -8,11 +8,14 @@ differ cannot be represented and is refused. A reward model has `score.weight`, 
 classification names it, in place of `lm_head.weight`.
 """
 
+from __future__ import annotations
+
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
@@ -25,7 +28,12 @@ from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, stacked_name
 from model.formats.safetensors_writer import write_safetensors
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 CONFIG_FILE = "config.json"
+VOCABULARY_KEY = "vocabulary_sha256"
+"""Of config.json: which token each id stands for. Checkpoints of other programs do not have it."""
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 ROUTER_BIAS = "e_score_correction_bias"
@@ -49,6 +57,12 @@ def config_dict(
     }
     labels = {"id2label": {"0": "score"}, "label2id": {"score": 0}} if is_scored else {}
     return dict(sorted((recipe.model_dump() | _CONSTANTS | fixed | labels).items()))
+
+
+def vocabulary_sha256(tokenizer: Tokenizer) -> str:
+    """Of all tokens with their ids: the same however the file is written, another where two ids change places."""
+    tokens = sorted(tokenizer.get_vocab(with_added_tokens=True).items())
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
 
 class Writer(NamedTuple):

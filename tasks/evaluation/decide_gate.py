@@ -139,7 +139,8 @@ def _judge_answers(
     _check_experts(read_expert_use(evaluation.path(EXPERTS_FILE)), recipe, verdict)
     _check_floors(items, recipe, verdict)
     anchored: tuple[str, ...] = ()
-    if not num_non_finite(item for item in items if item.kind in (DOCUMENT, WORKED)):
+    is_measured = all(bound.value is not None for bound in verdict.bounds)
+    if is_measured and not num_non_finite(item for item in items if item.kind in (DOCUMENT, WORKED)):
         for name, other, margins in (
             (START, start_evaluation, recipe.start),
             (CHAMPION, champion_evaluation, recipe.champion),

@@ -20,12 +20,14 @@ from model.formats.checkpoint_names import checkpoint_shapes, stacked_name
 from model.formats.hf_checkpoint import (
     CONFIG_FILE,
     ROUTER_BIAS,
+    VOCABULARY_KEY,
     CheckpointTensors,
     canonical_config,
     is_reward_model,
     open_safetensors,
     read_config,
     stored_dtype,
+    vocabulary_sha256,
 )
 from model.formats.megatron_checkpoint import MegatronFiles, iteration_dir
 from model.text.tokenizer_layout import END_TOKENS
@@ -145,7 +147,8 @@ def _stored_dtype_of(tensors: CheckpointTensors) -> torch.dtype:
 
 
 def _refuse_other_tokenizer(config_dir: Path, recipe: ModelRecipe) -> None:
-    """The ids at which the model ends an answer, by config.json, must be those of the tokenizer's end tokens."""
+    """The ids at which the model ends an answer, by config.json, must be those of the tokenizer's end tokens, and every
+    id must stand for the token that it was trained as, where config.json says which."""
     path = config_dir / TOKENIZER_FILE
     if not path.is_file():
         return
@@ -165,4 +168,9 @@ def _refuse_other_tokenizer(config_dir: Path, recipe: ModelRecipe) -> None:
             f"{path} is the tokenizer of another model: it has {size} tokens and ends answers with "
             f"{sorted(map(str, held))}, {CONFIG_FILE} has vocab_size {recipe.vocab_size}, eos_token_id {configured}: "
             f"copy the model's own tokenizer beside it"
+        )
+    if VOCABULARY_KEY in config and vocabulary_sha256(tokenizer) != config[VOCABULARY_KEY]:
+        raise ValueError(
+            f"{path} is the tokenizer of another model: its ids stand for other tokens than those that the model was "
+            f"trained with ({VOCABULARY_KEY} in {CONFIG_FILE}): copy the model's own tokenizer beside it"
         )

@@ -2,7 +2,8 @@
 
 The recipe's prompts are continued as plain text. A model that was trained on conversations is also asked the first
 one as a user's message, without thinking. Those answers may be short: after them the beginnings of held-out documents
-are continued, one after the other, until MIN_COMPARED_TOKENS tokens can be compared and `parity_prompts` were asked.
+are continued, one after the other, until MIN_COMPARED_TOKENS tokens can be compared; then by SHORT_TOKENS each until
+`parity_prompts` were asked.
 Out: reference.json, per prompt the token ids asked and generated, the bytes of each, its log-probability and the top-2
 margins.
 """
@@ -10,6 +11,7 @@ margins.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
@@ -38,6 +40,9 @@ NUM_THREADS = 1
 MIN_COMPARED_TOKENS = 500
 """Number of tokens below which a comparison proves too little: a wrong rotation or a wrong expert shows only at some
 positions."""
+
+SHORT_TOKENS = 16
+"""New tokens of a prompt that is asked for the sake of one more prompt."""
 
 
 class Reference(Record):
@@ -104,7 +109,9 @@ def generate_reference(
             output.report(
                 Progress(min(num_clear, MIN_COMPARED_TOKENS), MIN_COMPARED_TOKENS, "tokens", "continuing prompts")
             )
-            answers.append(_answer(engine, tokenizer, prompt, is_chat, sampling, recipe.smoke_min_margin))
+            is_short = len(answers) >= len(asked) and num_clear >= MIN_COMPARED_TOKENS
+            given = replace(sampling, max_new_tokens=SHORT_TOKENS) if is_short else sampling
+            answers.append(_answer(engine, tokenizer, prompt, is_chat, given, recipe.smoke_min_margin))
             num_clear += answers[-1].num_clear
     output.path("reference.json").write_text(
         json.dumps([answer.model_dump(mode="json") for answer in answers], indent=1) + "\n"

@@ -1,11 +1,15 @@
-"""Measures how fast a server answers at rising concurrency, and what drafts of the MTP layer gain in our own engine."""
+"""Measures how fast a server answers at rising concurrency, and what drafts of the MTP layer gain in llama.cpp's server
+and in our own engine."""
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,10 +17,11 @@ from configs.schema import Frozen
 
 if TYPE_CHECKING:
     from infra.serving.model_client import ModelClient
-    from model.generation.generation import Generation, InProcessEngine, Sampling
+    from model.generation.generation import InProcessEngine, Sampling
 
 MIN_REQUESTS = 4
 """Requests at the lowest concurrency: one would show the first request's cost alone."""
+LLAMA_SERVER, OWN_ENGINE = "llama.cpp's server", "our own engine"
 PROMPT = "Note {}: the quick brown fox jumps over the lazy dog, and then"
 """Begins with the request's number, so that no server answers from its cache of prompts."""
 
@@ -36,14 +41,29 @@ class Level(Frozen):
 
 
 class Drafts(Frozen):
-    """One answer at a time in this process, without and with drafts."""
+    """One answer at a time in an engine, without and with drafts."""
 
+    engine: str
     tokens_per_second: float
     tokens_per_second_with_drafts: float
     acceptance_rate: float
     num_equal: int
     """Answers with the same tokens both times, of `num_answers`."""
     num_answers: int
+
+    @property
+    def gain(self) -> float:
+        """Speed with drafts over that without."""
+        return self.tokens_per_second_with_drafts / self.tokens_per_second
+
+
+class TimedAnswers(NamedTuple):
+    """Answers to the same prompts, one at a time."""
+
+    token_ids: Sequence[Sequence[int]]
+    tokens_per_second: float
+    acceptance_rate: float
+    """NaN without drafts."""
 
 
 class ServerProfile(Frozen):
@@ -53,9 +73,10 @@ class ServerProfile(Frozen):
     levels: tuple[Level, ...]
     memory_bytes: int | None
     """Resident memory of the server's process after the last level."""
-    drafts: Drafts | None
+    drafts: tuple[Drafts, ...]
+    """Of llama.cpp's server and our own engine; none where they were not measured."""
     not_measured: str
-    """What is null, and why; else empty."""
+    """What is absent, and why; else empty."""
 
     def describe(self) -> str:
         """A table for a terminal."""
@@ -68,12 +89,11 @@ class ServerProfile(Frozen):
             )
         if self.memory_bytes is not None:
             lines.append(f"memory of the server: {self.memory_bytes / 1e6:,.0f} MB")
-        if self.drafts is not None:
-            without, with_drafts = self.drafts.tokens_per_second, self.drafts.tokens_per_second_with_drafts
+        for each in self.drafts:
             lines.append(
-                f"own engine, one answer at a time: {without:.1f} tokens/s without drafts, {with_drafts:.1f} with "
-                f"({self.drafts.acceptance_rate:.0%} accepted, {self.drafts.num_equal} of {self.drafts.num_answers} "
-                f"answers equal)"
+                f"{each.engine}, one answer at a time: {each.tokens_per_second:.1f} tokens/s without drafts, "
+                f"{each.tokens_per_second_with_drafts:.1f} with ({each.acceptance_rate:.0%} accepted, "
+                f"{each.num_equal} of {each.num_answers} answers equal)"
             )
         return "\n".join([*lines, self.not_measured] if self.not_measured else lines)
 
@@ -109,33 +129,62 @@ def _percentiles(values: np.ndarray) -> tuple[float, float]:
     return float(median), float(high)
 
 
-def measure_drafts(checkpoint_dir: Path, num_tokens: int) -> tuple[Drafts | None, str]:
-    """Drafts of the MTP layer in our own engine, or why there are none."""
+def compare_drafts(engine: str, plain: TimedAnswers, drafted: TimedAnswers) -> Drafts:
+    """The answers of one engine to the same prompts."""
+    pairs = zip(plain.token_ids, drafted.token_ids, strict=True)
+    return Drafts(
+        engine=engine,
+        tokens_per_second=plain.tokens_per_second,
+        tokens_per_second_with_drafts=drafted.tokens_per_second,
+        acceptance_rate=drafted.acceptance_rate,
+        num_equal=sum(list(first) == list(second) for first, second in pairs),
+        num_answers=len(plain.token_ids),
+    )
+
+
+def served_answers(url: str, checkpoint_dir: Path, num_tokens: int) -> TimedAnswers:
+    """Of llama.cpp's server at `url`, which has drafts or not. `url` is without a trailing slash."""
+    prompts = _prompts(checkpoint_dir)
+    _served_answer(url, prompts[0], num_tokens)
+    start = time.perf_counter()
+    answers = [_served_answer(url, prompt, num_tokens) for prompt in prompts]
+    seconds = time.perf_counter() - start
+    drafted, accepted = (
+        sum(answer["timings"].get(name, 0) for answer in answers) for name in ("draft_n", "draft_n_accepted")
+    )
+    return TimedAnswers(
+        [answer["tokens"] for answer in answers],
+        sum(len(answer["tokens"]) for answer in answers) / seconds,
+        accepted / drafted if drafted else float("nan"),
+    )
+
+
+def _served_answer(url: str, prompt_ids: list[int], num_tokens: int) -> dict[str, Any]:
+    body = {
+        "prompt": prompt_ids,
+        "n_predict": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
+    asked = urllib.request.Request(f"{url}/completion", json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=600) as response:
+        return json.load(response)
+
+
+def measure_own_drafts(checkpoint_dir: Path, num_tokens: int) -> Drafts:
+    """Drafts of the MTP layer in our own engine."""
     from dataclasses import replace
 
-    from model.formats.hf_checkpoint import read_config
     from model.generation.generation import Sampling
     from tasks.evaluation.engine import load_engine
 
-    if not read_config(checkpoint_dir).num_nextn_predict_layers:
-        return None, "drafts: the model has no MTP layer"
     prompts = _prompts(checkpoint_dir)
     engine = load_engine(checkpoint_dir, weights_version="", batch_sequences=1)
     plain = Sampling(max_new_tokens=num_tokens)
-    speeds, answers = [], []
-    for sampling in (plain, replace(plain, is_speculative=True)):
-        speed, answer = _timed(engine, prompts, sampling)
-        speeds.append(speed)
-        answers.append(answer)
-    equal = sum(first == second for first, second in zip(answers[0].token_ids, answers[1].token_ids, strict=True))
-    drafts = Drafts(
-        tokens_per_second=speeds[0],
-        tokens_per_second_with_drafts=speeds[1],
-        acceptance_rate=answers[1].acceptance_rate,
-        num_equal=equal,
-        num_answers=len(prompts),
-    )
-    return drafts, ""
+    both = [_timed(engine, prompts, sampling) for sampling in (plain, replace(plain, is_speculative=True))]
+    return compare_drafts(OWN_ENGINE, *both)
 
 
 def engine_speed(checkpoint_dir: Path, num_tokens: int, device: str) -> float:
@@ -144,7 +193,7 @@ def engine_speed(checkpoint_dir: Path, num_tokens: int, device: str) -> float:
     from tasks.evaluation.engine import load_engine
 
     engine = load_engine(checkpoint_dir, weights_version="", batch_sequences=1, device=device)
-    return _timed(engine, _prompts(checkpoint_dir), Sampling(max_new_tokens=num_tokens))[0]
+    return _timed(engine, _prompts(checkpoint_dir), Sampling(max_new_tokens=num_tokens)).tokens_per_second
 
 
 def _prompts(checkpoint_dir: Path) -> list[list[int]]:
@@ -154,9 +203,10 @@ def _prompts(checkpoint_dir: Path) -> list[list[int]]:
     return [document_token_ids(tokenizer, PROMPT.format(number)) for number in range(MIN_REQUESTS)]
 
 
-def _timed(engine: InProcessEngine, prompts: list[list[int]], sampling: Sampling) -> tuple[float, Generation]:
-    """(tokens per second, the answers), after one answer that is not measured."""
+def _timed(engine: InProcessEngine, prompts: list[list[int]], sampling: Sampling) -> TimedAnswers:
+    """The answers, after one that is not measured."""
     engine.generate(prompts[:1], sampling, "")
     start = time.perf_counter()
     answers = engine.generate(prompts, sampling, "")
-    return len(prompts) * sampling.max_new_tokens / (time.perf_counter() - start), answers
+    speed = len(prompts) * sampling.max_new_tokens / (time.perf_counter() - start)
+    return TimedAnswers(answers.token_ids, speed, answers.acceptance_rate)

@@ -51,10 +51,9 @@ def profile_page(profile: ServerProfile) -> str:
     facts = [("highest tokens/s", f"{max(each.tokens_per_second for each in profile.levels):,.1f}")]
     if profile.memory_bytes is not None:
         facts.append(("memory of the server", f"{profile.memory_bytes / 1e6:,.0f} MB"))
-    drafts = profile.drafts
-    if drafts is not None:
-        gain = drafts.tokens_per_second_with_drafts / drafts.tokens_per_second
-        facts += [("speed with drafts, over without", f"{gain:.2f}"), ("accepted", f"{drafts.acceptance_rate:.0%}")]
+    for each in profile.drafts:
+        facts.append((f"{each.engine}: speed with drafts over without", f"{each.gain:.2f}"))
+        facts.append((f"{each.engine}: drafts accepted", f"{each.acceptance_rate:.0%}"))
     speed = Line("tokens/s", [(each.concurrency, each.tokens_per_second) for each in profile.levels])
     waits = [
         Line(name, [(each.concurrency, each.seconds_to_first_token[part]) for each in profile.levels], colour)

@@ -19,7 +19,7 @@ from infra.storage.open_store import open_store
 from tasks.evaluation.comparisons import FIGURES, bits_difference, compare
 from tasks.evaluation.decide_gate import Anchors, decide_gate
 from tasks.evaluation.expert_use import ExpertUse, write_expert_use
-from tasks.evaluation.items import suite_digest, write_items
+from tasks.evaluation.items import CHOICE, SAFETY, suite_digest, write_items
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tests.support.evaluation_fakes import commit
 from tests.support.gate_items import (
@@ -519,6 +519,14 @@ def test_a_document_that_is_not_finite_refuses_and_is_compared_with_nobody(decid
         assert ("bits_per_byte", "") in refused_by(decision) and bound_of(decision, "bits_per_byte").value is None
         assert "bits_per_byte is " in decision.record.refusals[0]
         assert not [bound for bound in decision.record.bounds if bound.against]
+
+
+@pytest.mark.parametrize("kind", [CHOICE, SAFETY])
+def test_a_figure_that_is_missing_refuses_and_nothing_is_compared(decide, kind):
+    decision = decide([item for item in items_of() if item.kind != kind], items_of())
+    assert refused_by(decision) and all(bound.value is None for bound in decision.record.bounds if bound.is_refusal)
+    assert all("the suite holds no " in refusal for refusal in decision.record.refusals)
+    assert not [bound for bound in decision.record.bounds if bound.against]
 
 
 def test_a_missing_metric_raises(decide):

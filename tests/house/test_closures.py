@@ -140,9 +140,7 @@ def test_a_change_to_a_computed_setting_re_runs_exactly_the_steps_that_are_given
     "header", sorted((ROOT / "model").rglob("*.h")) + sorted((ROOT / "tasks").rglob("*.h")), ids=lambda path: path.name
 )
 @pytest.mark.usefixtures("headers_read_again")
-def test_a_change_to_a_header_re_runs_exactly_the_steps_whose_kernels_include_it(
-    header, before, tmp_path, monkeypatch
-):
+def test_a_change_to_a_header_re_runs_exactly_the_steps_whose_kernels_include_it(header, before, tmp_path, monkeypatch):
     (tmp_path / header.name).write_text(header.read_text() + "// changed\n")
     monkeypatch.setattr(
         code_digest,

@@ -18,6 +18,7 @@ from transformers import Glm4MoeForCausalLM
 from configs.schema import ModelRecipe
 from infra.storage.store import hash_file
 from model.formats.checkpoint_names import checkpoint_names
+from model.formats.hf_checkpoint import VOCABULARY_KEY, vocabulary_sha256
 from model.formats.safetensors_writer import write_safetensors
 from model.generation.generation import Sampling
 from tasks.evaluation.engine import load_engine
@@ -167,6 +168,28 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     (first / "config.json").write_text(json.dumps(config | {"eos_token_id": [7]}))
     with pytest.raises(ValueError, match=r"ends answers with .* has vocab_size 352, eos_token_id \[7\]"):
         open_source(first)
+
+
+def test_a_tokenizer_whose_ids_changed_places_is_refused_also_after_a_conversion(tmp_path):
+    first = saved(tmp_path / "first", SHAPES["Air"])
+    tokenizer = Tokenizer.from_file(str(first / "tokenizer.json"))
+    config = json.loads((first / "config.json").read_text())
+    (first / "config.json").write_text(json.dumps(config | {VOCABULARY_KEY: vocabulary_sha256(tokenizer)}))
+    convert(first, tmp_path / "native", "native")
+    for directory, path in (
+        (first, first / "tokenizer.json"),
+        (tmp_path / "native", tmp_path / "native/hf/tokenizer.json"),
+    ):
+        tokenizer.save(str(path), pretty=False)
+        open_source(directory)
+        values = json.loads(path.read_text())
+        ids = values["model"]["vocab"]
+        ids["a"], ids["b"] = ids["b"], ids["a"]
+        path.write_text(json.dumps(values))
+        with pytest.raises(
+            ValueError, match=r"tokenizer\.json is the tokenizer of another model: its ids stand for other"
+        ):
+            open_source(directory)
 
 
 def test_unsuitable_conversions_are_refused(tmp_path):

@@ -14,8 +14,8 @@ from infra.storage.open_store import open_store
 from model.formats.gguf_checkpoint import write_gguf
 from tasks.release.check_parity import OptionalEngines, check_parity
 from tasks.release.convert_to_gguf import convert_to_gguf
-from tasks.release.generate_reference import ReferenceAnswer, generate_reference
-from tests.release.test_release import RECIPE, RELEASE_RESOURCES, SERVING
+from tasks.release.generate_reference import generate_reference
+from tests.release.test_release import RECIPE, RELEASE_RESOURCES, SERVING, answers_of
 from tests.support.evaluation_fakes import checkpoint, commit, evaluation_suite
 from tests.support.toy_steps import local_output
 
@@ -50,10 +50,6 @@ def test_every_engine_computes_the_model_that_was_trained(given, tmp_path):
         assert engine.max_log_probability_difference < 1e-4
     assert report.engines["vllm"].skipped == "vllm is not installed in this environment"
     assert json.loads((tmp_path / "parity.json").read_text())["vllm"]["num_tokens"] == 0
-
-
-def answers_of(reference) -> list[ReferenceAnswer]:
-    return [ReferenceAnswer.model_validate(entry) for entry in json.loads(reference.path("reference.json").read_text())]
 
 
 def with_answers(answers, directory):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from configs.schema import ServingResources
 from flows.cli.serving.profile_target import parse_levels, profile_target
 from infra.serving.model_client import ServerFailedError
-from infra.serving.model_server import running_model_server
+from infra.serving.model_server import Access, running_model_server
 from tasks.release.convert_checkpoint import convert_checkpoint
-from tasks.release.server_profile import ServerProfile, measure_drafts
+from tasks.release.server_profile import LLAMA_SERVER, ServerProfile, compare_drafts, measure_own_drafts, served_answers
 from tasks.report.profile_page import published_figures
 from tests.release.test_conversion import SHAPES, open_source, saved
+
+RESOURCES = ServingResources(host="127.0.0.1", port=0, num_threads=1, context_length=256, startup_timeout_seconds=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +25,7 @@ def checkpoint(tmp_path_factory):
 
 def test_a_server_is_measured_at_each_concurrency(checkpoint, tmp_path, home):
     convert_checkpoint(open_source(checkpoint), tmp_path / "m.gguf", "gguf")
-    resources = ServingResources(
-        host="127.0.0.1", port=0, num_threads=1, context_length=256, startup_timeout_seconds=60.0
-    )
-    with running_model_server(tmp_path / "m.gguf", resources, tmp_path / "log") as server:
+    with running_model_server(tmp_path / "m.gguf", RESOURCES, tmp_path / "log") as server:
         done = profile_target(server.url, home, "tiny", None, (1, 3), 8, "", "", tmp_path / "out")
     assert done == ServerProfile.model_validate_json((tmp_path / "out" / "profile.json").read_text())
     assert [(each.concurrency, each.num_requests, each.num_tokens) for each in done.levels] == [(1, 4, 32), (3, 4, 32)]
@@ -38,10 +39,19 @@ def test_a_server_is_measured_at_each_concurrency(checkpoint, tmp_path, home):
     assert not (tmp_path / "other").exists()
 
 
-def test_drafts_change_the_speed_and_no_token(checkpoint):
-    drafts, reason = measure_drafts(checkpoint, 12)
-    assert drafts is not None and not reason
-    assert drafts.num_equal == drafts.num_answers == 4 and 0 <= drafts.acceptance_rate <= 1
+def test_drafts_change_the_speed_and_no_token_in_either_engine(checkpoint, tmp_path):
+    convert_checkpoint(open_source(checkpoint), tmp_path / "m.gguf", "gguf")
+    answers = []
+    for is_drafting in (False, True):
+        access = Access(is_drafting=is_drafting)
+        with running_model_server(tmp_path / "m.gguf", RESOURCES, tmp_path / "log", access=access) as server:
+            answers.append(served_answers(server.url, checkpoint, 12))
+    for drafts in (compare_drafts(LLAMA_SERVER, *answers), measure_own_drafts(checkpoint, 12)):
+        assert drafts.num_equal == drafts.num_answers == 4 and 0 <= drafts.acceptance_rate <= 1
+        assert drafts.gain == drafts.tokens_per_second_with_drafts / drafts.tokens_per_second > 0
+    assert math.isnan(answers[0].acceptance_rate), "a server without drafts makes none"
+    other = answers[1]._replace(token_ids=[[0], *answers[1].token_ids[1:]])
+    assert compare_drafts(LLAMA_SERVER, answers[0], other).num_equal == 3
 
 
 @pytest.mark.parametrize("text", ["", "0,1", "2,1", "1,1", "a"])

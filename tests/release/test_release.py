@@ -28,7 +28,7 @@ from tasks.evaluation.suite import read_suite
 from tasks.release.convert_to_gguf import convert_to_gguf
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
-from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer, generate_reference
+from tasks.release.generate_reference import MIN_COMPARED_TOKENS, SHORT_TOKENS, ReferenceAnswer, generate_reference
 from tasks.release.served_scoring import ServedScorer
 from tasks.release.smoke_test import SMOKE_SLOTS, smoke_test
 from tasks.release.token_bytes import ends_inside_character, token_bytes
@@ -53,7 +53,7 @@ RECIPE = ReleaseRecipe(
     num_quantization_documents=6,
     max_quantization_document_tokens=24,
 )
-SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
+SERVING = ServingResources(host="127.0.0.1", port=0, context_length=1024, num_threads=1, startup_timeout_seconds=30)
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +148,10 @@ def test_threads_change_no_score(store, gguf, suite, tmp_path):
     assert (one.key, one.digest) == (two.key, two.digest)
 
 
+def answers_of(reference) -> list[ReferenceAnswer]:
+    return [ReferenceAnswer.model_validate(entry) for entry in json.loads(reference.path("reference.json").read_text())]
+
+
 def reference_of(store, name="trained", recipe=RECIPE):
     return commit(
         store,
@@ -157,6 +161,14 @@ def reference_of(store, name="trained", recipe=RECIPE):
         recipe=recipe,
         resources=RELEASE_RESOURCES,
     )
+
+
+def test_prompts_that_only_parity_needs_are_continued_by_few_tokens(store):
+    enough = answers_of(reference_of(store))
+    wanted = sum(answer.num_clear > 0 for answer in enough) + 2
+    more = answers_of(reference_of(store, recipe=RECIPE.model_copy(update={"parity_prompts": wanted})))
+    assert more[: len(enough)] == enough and sum(answer.num_clear > 0 for answer in more) == wanted
+    assert all(len(answer.token_ids) == SHORT_TOKENS or answer.is_stopped for answer in more[len(enough) :])
 
 
 def test_smoke_test_passes_the_model_that_was_trained(store, guarded):

@@ -11,10 +11,12 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from openai import AuthenticationError, OpenAI
+from openai import AuthenticationError, BadRequestError, OpenAI
 
+from infra.serving.model_gateway import with_required_call
 from infra.serving.model_server import Access, running_model_server, start_model_server
 from model.formats.gguf_checkpoint import write_gguf
+from model.text.chat_template import render
 from tasks.release.served_requests import (
     NUM_CONCURRENT,
     check_concurrent,
@@ -24,8 +26,8 @@ from tasks.release.served_requests import (
     check_stream,
 )
 from tests.conftest import ROOT
-from tests.release.test_parity import answers_of
-from tests.release.test_release import SERVING, gguf, reference_of, served, store  # noqa: F401
+from tests.release.served_calls import made_calls
+from tests.release.test_release import SERVING, answers_of, gguf, reference_of, served, store  # noqa: F401
 from tests.support.evaluation_fakes import checkpoint
 from tests.support.pipeline import command, environment, glm46
 
@@ -50,7 +52,7 @@ def test_a_server_without_a_key_and_one_that_takes_any_prompt_are_found(served):
         "a request with a wrong key",
         "a request with no key",
     ]
-    assert check_oversized(served.url, JSON, 257) == []
+    assert check_oversized(served.url, JSON, SERVING.context_length + 1) == []
     assert check_oversized(served.url, JSON, 3) == ["a prompt of 3 tokens was answered with status 200, not 400"]
 
 
@@ -69,6 +71,77 @@ def test_an_answer_outside_its_schema_is_found(text):
     assert check_schema(stubbed(text), "m", "Is it?", {}) == [
         f"message 'Is it?' with a JSON schema was answered with {text!r}"
     ]
+
+
+TOOL: dict = {
+    "type": "function",
+    "function": {
+        "name": "record_answer",
+        "description": "Records the answer.",
+        "parameters": {
+            "type": "object",
+            "properties": {"grade": {"enum": [1, 2]}, "is_yes": {"type": "boolean"}},
+            "required": ["grade", "is_yes"],
+        },
+    },
+}
+TOOL_ARGUMENTS = [{"grade": grade, "is_yes": is_yes} for grade in (1, 2) for is_yes in (True, False)]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of days ahead",
+        "parameters": {"type": "object", "properties": {"days": {"enum": [1, 7]}}, "required": ["days"]},
+    },
+}
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+def asked_for(choice: object, **more: object) -> dict:
+    messages = [{"role": "user", "content": "How warm is it?"}]
+    return {"model": "glm46", "messages": messages, "tools": [TOOL, WEATHER], "tool_choice": choice, **more}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_required_is_made_whatever_the_model_learnt(served, stream):  # noqa: F811
+    client = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    for choice, names in (("required", {"record_answer", "weather"}), (NAMED, {"weather"})):
+        answer = client.chat.completions.create(**asked_for(choice, max_tokens=320, temperature=0, stream=stream))
+        if stream:
+            deltas = [each.choices[0].delta.tool_calls or [] for each in answer if each.choices]
+            parts = [call.function for calls in deltas for call in calls]
+            name, arguments = ("".join(getattr(part, field) or "" for part in parts) for field in ("name", "arguments"))
+        else:
+            (call,) = answer.choices[0].message.tool_calls
+            assert not answer.choices[0].message.content
+            name, arguments = call.function.name, call.function.arguments
+        assert name in names
+        accepted = [{"days": 1}, {"days": 7}] if name == "weather" else TOOL_ARGUMENTS
+        assert json.loads(arguments) in accepted
+
+
+@pytest.mark.parametrize(("choice", "tools"), [("required", [TOOL, WEATHER]), (NAMED, [WEATHER])])
+def test_a_required_call_begins_as_training_writes_it(served, choice, tools):  # noqa: F811
+    body = with_required_call(json.dumps(asked_for(choice)).encode())
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{served.url}/apply-template", body, JSON), timeout=30
+    ) as answer:
+        begun = json.load(answer)["prompt"]
+    called = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather", "arguments": {}}]}
+    turns = [{"role": "user", "content": "How warm is it?"}, called]
+    segments = render(turns, tools, enable_thinking=False, add_generation_prompt=False)
+    assert "".join(segment.text for segment in segments) == f"{begun}weather\n</tool_call>"
+
+
+def test_a_call_of_an_unknown_function_is_refused_and_other_requests_pass_unchanged(served):  # noqa: F811
+    client = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(BadRequestError, match="tool_choice asks for the function 'time': name one of tools"):
+        client.chat.completions.create(**asked_for({"type": "function", "function": {"name": "time"}}))
+    for body in (asked_for("auto"), asked_for("none"), asked_for("required") | {"tools": []}):
+        assert with_required_call(json.dumps(body).encode()) == json.dumps(body).encode()
+    assert with_required_call(b"no JSON") == b"no JSON"
 
 
 def test_an_answer_to_another_prompt_is_found_among_those_at_the_same_time(store):  # noqa: F811
@@ -137,6 +210,18 @@ def test_drafts_of_the_mtp_layer_change_no_token(file, tmp_path):
                 taken += answer["timings"].get("draft_n_accepted", 0)
     assert answers[:4] == answers[4:] and all(len(tokens) == 60 for tokens in answers)
     assert taken > 0, "no draft was right: test is too easy"
+
+
+@pytest.mark.parametrize("num_calls", [20, pytest.param(500, marks=pytest.mark.long)])
+def test_drafts_change_no_function_call(file, tmp_path, num_calls):
+    made = []
+    for is_drafting in (False, True):
+        access = Access(is_drafting=is_drafting)
+        with running_model_server(file, SERVING, tmp_path / "log", access=access) as server:
+            made.append(made_calls(server.url, num_calls))
+    assert made[0].calls == made[1].calls and len(made[0].calls) == num_calls
+    assert len(set(made[0].calls)) > num_calls // 2 and made[0].num_taken == 0
+    assert made[1].num_taken > 0, "no draft was right: test is too easy"
 
 
 def test_drafts_of_a_file_without_the_layer_are_refused(store, tmp_path):  # noqa: F811

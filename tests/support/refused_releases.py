@@ -36,7 +36,7 @@ from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluati
 from tasks.evaluation.comparisons import FIGURES
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
-from tasks.evaluation.items import Item, suite_digest, write_items
+from tasks.evaluation.items import CHOICE, Item, suite_digest, write_items
 from tasks.release import check_parity as parity
 from tasks.release import convert_to_gguf as conversion
 from tasks.release.check_parity import ParityReport
@@ -89,6 +89,11 @@ def one_document_not_finite() -> list[Item]:
     return [replace(items[0], log_probability=float("nan")), *items[1:]]
 
 
+def no_question() -> list[Item]:
+    """As good as the champion's, without the figure of multiple choice."""
+    return [item for item in same()() if item.kind != CHOICE]
+
+
 CASES = {
     "bits per byte too high": Case(
         same(documents=mixed(code=(20, 2.5), web=(40, 2.5))), "bits_per_byte 2.5000, at most 2"
@@ -98,6 +103,7 @@ CASES = {
     "choice too low": Case(same(choice=0.2), "choice_accuracy 0.2000, at least 0.25"),
     "everything refused": Case(same(answered=0.0), "harmless_answered_share 0.0000, at least 0.25"),
     "collapsed": Case(same(answers=[["7"] * 10] * 40), "distinct_answer_share 0.0250, at least 0.5"),
+    "a missing figure": Case(no_question, "choice_accuracy is nan, at least 0.25 needed: the suite holds no question"),
     "not finite": Case(one_document_not_finite, "bits_per_byte is nan"),
     "uneven experts": Case(same(), "expert_load 1.9800, at most 1.5", experts=LAME),
     "varying experts": Case(same(), "expert_cv 0.2311, at most 0.2", experts=LOADED),

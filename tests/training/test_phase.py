@@ -21,6 +21,7 @@ import pytest
 import torch
 from prefect import flow
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from configs.load import load_scale
 from flows.running.run import Run
@@ -30,7 +31,7 @@ from infra.jobs.follow_job import JobStoppedError
 from infra.jobs.launchers import JobFailedError, JobLostError, JobStatus
 from infra.jobs.supervisor import JobFile, read_job_file
 from infra.step import Artifact, Output, Step, step
-from model.formats.hf_checkpoint import load_model
+from model.formats.hf_checkpoint import VOCABULARY_KEY, load_model, vocabulary_sha256
 from tasks.training.input_rules import refuse_foreign_inputs
 from tasks.training.loop.phase_data import open_phase_data
 from tasks.training.schedule.schedules import plan_step
@@ -85,6 +86,7 @@ def test_a_phase_leaves_a_loadable_checkpoint_a_hand_over_and_its_metrics(inputs
     assert config["eos_token_id"] == [
         record.special_token_ids[name] for name in ("<|endoftext|>", "<|user|>", "<|observation|>")
     ]
+    assert config[VOCABULARY_KEY] == vocabulary_sha256(Tokenizer.from_file(str(artifact.path("hf/tokenizer.json"))))
     assert sorted(logged) == list(range(1, NUM_STEPS + 1))
     lines = metrics_of(artifact.path("metrics.jsonl"))
     assert lines[-1]["lm"] == record.lm_loss < lines[0]["lm"]

@@ -11,8 +11,18 @@ from configs.load import load_scale
 from flows.cli.serving.serve_model import find_version, served_model
 from infra.home import Home
 from infra.serving.model_client import ModelClient
+from infra.serving.model_server import Access
 from infra.storage.open_store import open_store
-from tasks.release.server_profile import ServerProfile, measure_drafts, measure_levels
+from model.formats.hf_checkpoint import read_config
+from tasks.release.server_profile import (
+    LLAMA_SERVER,
+    Drafts,
+    ServerProfile,
+    compare_drafts,
+    measure_levels,
+    measure_own_drafts,
+    served_answers,
+)
 from tasks.report.profile_page import profile_page
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
@@ -47,20 +57,30 @@ def profile_target(
             target=target,
             levels=measure_levels(client, levels, num_tokens),
             memory_bytes=None,
-            drafts=None,
+            drafts=(),
             not_measured="memory and drafts are measured of a version that is served here",
         )
     else:
         configuration, opened = load_scale(scale), open_store(store, home)
         version = find_version(home, configuration, target)
+        checkpoint_dir = opened.load(version.key, TrainedCheckpoint).directory("hf")
+        has_drafts = read_config(checkpoint_dir).num_nextn_predict_layers > 0
         with served_model(home, configuration, version, opened, port=None) as served:
             client = ModelClient(served.url, "", TIMEOUT_SECONDS, "")
             measured = measure_levels(client, levels, num_tokens)
             memory = psutil.Process(served.server.process.pid).memory_info().rss
-        checkpoint = opened.load(version.key, TrainedCheckpoint)
-        drafts, reason = measure_drafts(checkpoint.directory("hf"), num_tokens)
+            plain = served_answers(served.url, checkpoint_dir, num_tokens)
+        drafts: tuple[Drafts, ...] = ()
+        if has_drafts:
+            with served_model(home, configuration, version, opened, None, Access(is_drafting=True)) as drafting:
+                drafted = served_answers(drafting.url, checkpoint_dir, num_tokens)
+            drafts = (compare_drafts(LLAMA_SERVER, plain, drafted), measure_own_drafts(checkpoint_dir, num_tokens))
         profile = ServerProfile(
-            target=served.name, levels=measured, memory_bytes=memory, drafts=drafts, not_measured=reason
+            target=served.name,
+            levels=measured,
+            memory_bytes=memory,
+            drafts=drafts,
+            not_measured="" if has_drafts else "drafts: the model has no MTP layer",
         )
     _write(profile, output)
     return profile

@@ -21,7 +21,7 @@ from infra.registry.model_registry import (
     open_registry,
     resolve_alias,
 )
-from infra.serving.model_server import OWN_USE, SERVED_TYPE, ModelServer, running_model_server
+from infra.serving.model_server import OWN_USE, SERVED_TYPE, Access, ModelServer, running_model_server
 from infra.step import Artifact, Progress
 from infra.storage.store import Store
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
@@ -56,12 +56,12 @@ def find_version(home: Home, scale: Scale, alias: str) -> RegisteredVersion:
 
 @contextmanager
 def served_model(
-    home: Home, scale: Scale, version: RegisteredVersion, store: Store, port: int | None
+    home: Home, scale: Scale, version: RegisteredVersion, store: Store, port: int | None, access: Access = OWN_USE
 ) -> Iterator[ServedModel]:
     """A server of a registered version, for the length of the block. `port` None takes a free one."""
     resources = scale.serving.resources.model_copy(update={"port": port or 0})
     name, log_path = model_name(scale.scale), home.run_dir / f"serve-{scale.scale}.log"
-    with running_model_server(served_path(store, version, scale), resources, log_path, name, OWN_USE) as server:
+    with running_model_server(served_path(store, version, scale), resources, log_path, name, access) as server:
         yield ServedModel(
             f"{name} version {version.version}",
             server.url,

@@ -24,7 +24,16 @@ from torch import Tensor
 from model.architecture.adapters import scaling_of
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
-from model.formats.hf_checkpoint import ALONE, Writer, config_dict, plan_shards, write_checkpoint
+from model.formats.hf_checkpoint import (
+    ALONE,
+    VOCABULARY_KEY,
+    Writer,
+    config_dict,
+    plan_shards,
+    vocabulary_sha256,
+    write_checkpoint,
+)
+from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.training.parallel.control import gathered, on_first_rank
 from tasks.training.state.adapter_export import MergedTensors, write_adapter
 from tasks.training.state.checkpoints import find_checkpoint, read_index
@@ -112,6 +121,7 @@ def export_weights(
     config = config_dict(
         model, dtype=dtype, eos_token_ids=job.eos_token_ids, pad_token_id=job.pad_token_id, is_scored=recipe.is_scored
     )
+    config[VOCABULARY_KEY] = vocabulary_sha256(tokenizer_for_text(job.tokenizer_path))
     with torch.device("meta"):
         shapes = dict(sorted(checkpoint_shapes(Glm4Moe(recipe.model, is_scored=recipe.is_scored)).items()))
     trained = saved.of_kind("master")
