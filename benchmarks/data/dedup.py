@@ -50,6 +50,8 @@ RECIPE = DeduplicationRecipe(
 )
 RESOURCES = SparkResources(master="local[2]", driver_memory="512m", executor_memory="512m", shuffle_partitions=2)
 """512 MB of Java heap: the driver is to stay below 1 GiB, and on a local master it is the executor as well."""
+DOCUMENTS_PER_PARTITION = 50_000
+"""At most, of what is shuffled: about 100 MB of text."""
 NUM_WORKERS = 2
 TRUE_SIMILARITY = 0.8
 WARM_UP_DOCUMENTS = 500
@@ -78,10 +80,12 @@ def deduplicate(texts: list[str], directory: Path) -> Run:
     del documents
     output = local_output(directory)
     corpus_mib = psutil.Process().memory_info().rss >> 20
+    partitions = max(RESOURCES.shuffle_partitions, -(-len(texts) // DOCUMENTS_PER_PARTITION))
+    resources = RESOURCES.model_copy(update={"shuffle_partitions": partitions})
     with processor_time() as meter:
         started, cpu = time.monotonic(), meter.seconds()
         record = deduplicate_documents(
-            documents=given, previous=EarlierDocuments([], []), recipe=RECIPE, resources=RESOURCES, output=output
+            documents=given, previous=EarlierDocuments([], []), recipe=RECIPE, resources=resources, output=output
         )
         seconds, cpu = time.monotonic() - started, meter.seconds() - cpu
     driver_mib = sum(meter.driver_mib.values()) - corpus_mib
