@@ -37,6 +37,7 @@ from infra.step import Artifact
 from tasks.evaluation.comparisons import FIGURES
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation
+from tasks.evaluation.figure_changes import ServedFigures
 from tasks.prepared_data import PreparedData
 from tasks.release.check_parity import check_parity, optional_engines
 from tasks.release.convert_to_gguf import GgufFiles
@@ -60,7 +61,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
     figures = (*FIGURES, *suite_figures(run.scale))
-    formats = convert_and_quantize(run, prepared, checkpoint)
+    formats = convert_and_quantize(run, prepared, assessed)
     rivals = run_effect(
         run,
         "look up champion",
@@ -69,7 +70,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     )
     if not rivals.is_champion(checkpoint):
         run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
-    decision = judge_against_rivals(run, prepared, assessed, rivals)
+    decision = judge_against_rivals(run, prepared, assessed, rivals, formats.gguf_evaluation.record.served)
     suite = judge_suite(run, checkpoint, rivals)
     parity = run_step(
         run,
@@ -132,11 +133,11 @@ class ReleasedFormats:
         return {GGUF_TAG: self.gguf.key, **keys}
 
 
-def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]) -> ReleasedFormats:
+def convert_and_quantize(run: Run, prepared: PreparedData, assessed: AssessedModel) -> ReleasedFormats:
     """Write GGUF files and quantized checkpoints, evaluate each, and judge what the conversion costs; beside them the
     reference answers, where they are jobs on nodes."""
     recipe, job = run.scale.release.recipe, run.scale.release.resources
-    texts = calibration_texts(run, prepared)
+    checkpoint, texts = assessed.checkpoint, calibration_texts(run, prepared)
 
     def convert() -> tuple[Artifact[GgufFiles], Artifact[GgufEvaluation]]:
         gguf = write_gguf_files(run, checkpoint, texts)
@@ -146,7 +147,8 @@ def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[
             gguf=gguf,
             checkpoint=checkpoint,
             suite=prepared.suite,
-            recipe=recipe,
+            evaluation=assessed.evaluation,
+            recipe=recipe.format_recipe(run.scale.evaluation.recipe),
             resources=run.scale.serving.resources,
             job=job,
         )
@@ -160,7 +162,7 @@ def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[
     with Branches(run, are_side_by_side=releases_on_nodes(run)) as branches:
         converting = branches.begin("GGUF", convert)
         answering = branches.begin("reference", answer)
-        quantized = quantize_model(run, prepared, checkpoint, texts)
+        quantized = quantize_model(run, prepared, assessed, texts)
     gguf, evaluation = converting.result()
     decision = run_step(
         run,
@@ -180,9 +182,10 @@ def find_withdrawal(client: MlflowClient, name: str, checkpoint: Artifact[Traine
 
 
 def judge_against_rivals(
-    run: Run, prepared: PreparedData, assessed: AssessedModel, rivals: Rivals
+    run: Run, prepared: PreparedData, assessed: AssessedModel, rivals: Rivals, served: ServedFigures
 ) -> Artifact[GateDecision]:
-    """Floors and the paired comparisons on the candidate's items; the stored decision if the candidate is champion."""
+    """Floors and the paired comparisons on the candidate's items, and on its answers as served; the stored decision if
+    the candidate is champion."""
     if rivals.champion is not None and rivals.is_champion(assessed.checkpoint):
         return run.store.load(rivals.champion.promotion_key, GateDecision)
     evaluations: dict[str, Artifact[Evaluation]] = {assessed.checkpoint.digest: assessed.evaluation}
@@ -207,6 +210,7 @@ def judge_against_rivals(
         champion_evaluation=champion,
         anchors=Anchors(anchors),
         recipe=assessed.phase.recipe.gate,
+        served=served,
     )
 
 

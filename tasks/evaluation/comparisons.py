@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks.evaluation.bounds import Bound, Outcome
-from tasks.evaluation.intervals import MIN_ITEMS, Interval, paired_share_interval, ratio_interval
+from tasks.evaluation.intervals import MIN_ITEMS, NORMAL_QUANTILE, Interval, paired_share_interval, ratio_interval
 from tasks.evaluation.items import (
     ARITHMETIC,
     CHAT_PROBLEM,
@@ -27,6 +27,7 @@ from tasks.evaluation.items import (
     by_domain,
     by_unit,
     group_of,
+    seed_noise_of,
     text_once,
 )
 
@@ -84,6 +85,9 @@ class Difference:
     """Independent ones."""
     sign: int
     """1 where more is better, -1 where less is."""
+    noise_floor: float = 0.0
+    """What the figure differs by where nothing but chance does: of sampled answers the difference that two runs with
+    other seeds exceed one time in twenty, of greedy ones the share of items that another engine decides otherwise."""
 
     @property
     def gain(self) -> Interval:
@@ -93,13 +97,13 @@ class Difference:
 
     @property
     def is_better(self) -> bool:
-        """Beyond the interval."""
-        return self.gain[0] > 0
+        """Beyond the interval and the noise floor."""
+        return self.gain[0] > 0 and abs(self.value) > self.noise_floor
 
     @property
     def is_worse(self) -> bool:
-        """Beyond the interval."""
-        return self.gain[1] < 0
+        """Beyond the interval and the noise floor."""
+        return self.gain[1] < 0 and abs(self.value) > self.noise_floor
 
 
 @dataclass(frozen=True)
@@ -119,10 +123,10 @@ def measured_figures(items: Sequence[Item]) -> tuple[str, ...]:
     return tuple(figure for figure in FIGURES if SHARES.get(figure, DOCUMENT) in kinds)
 
 
-def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[Compared]:
+def compare(figure: str, items: Sequence[Item], others: Sequence[Item], noise_floor: float = 0.0) -> list[Compared]:
     """The figure first, then its parts: every domain of bits per byte, every benchmark of multiple choice where there
-    are several, harmful and harmless requests, tasks of every environment. Nothing for a kind without items. Documents
-    must be finite."""
+    are several, harmful and harmless requests, tasks of every environment. Nothing for a kind without items.
+    `noise_floor` is the figure's own where seeds alone do not make it. Documents must be finite."""
     if figure == WORKED_BITS_PER_BYTE:
         ours, theirs = ([item for item in side if item.kind == WORKED] for side in (items, others))
         return [Compared(figure, WORKED, bits_difference(ours, theirs), True)]
@@ -130,7 +134,7 @@ def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[
         kind = SHARES[figure]
         ours, theirs = ([item for item in side if item.kind == kind] for side in (items, others))
         parts = _compare_groups(figure, ours, theirs) if kind in GROUPS else []
-        whole = [Compared(figure, kind, _share_difference(ours, theirs), kind != CHOICE)] if ours else []
+        whole = [Compared(figure, kind, _share_difference(ours, theirs, noise_floor), kind != CHOICE)] if ours else []
         return [*whole, *parts]
     other_domains = by_domain(others, DOCUMENT)
     domains = {name: (own, other_domains[name]) for name, own in by_domain(items, DOCUMENT).items()}
@@ -172,13 +176,13 @@ def bits_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Difference:
     return Difference(sum(extra_bits) / sum(num_bytes), ratio_interval(extra_bits, num_bytes), len(units), -1)
 
 
-def _share_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Difference:
+def _share_difference(ours: Sequence[Item], theirs: Sequence[Item], noise_floor: float = 0.0) -> Difference:
     """Difference in the mean share of right answers."""
     units = _paired(ours, theirs)
     differences = [sum(our.score - other.score for our, other in unit) for unit in units]
-    return Difference(
-        sum(differences) / len(ours), paired_share_interval(differences, [len(unit) for unit in units]), len(units), 1
-    )
+    interval = paired_share_interval(differences, [len(unit) for unit in units])
+    by_seeds = NORMAL_QUANTILE * math.hypot(seed_noise_of(ours), seed_noise_of(theirs))
+    return Difference(sum(differences) / len(ours), interval, len(units), 1, max(by_seeds, noise_floor))
 
 
 def _paired(ours: Sequence[Item], theirs: Sequence[Item]) -> list[list[tuple[Item, Item]]]:
@@ -202,7 +206,8 @@ def judge(compared: Compared, against: str, margin: float, is_own: bool = False,
     (lower, upper), noun = difference.interval, NOUNS[compared.kind]
     is_bounded = math.isfinite(lower + upper)
     interval = f" [{lower:+.4f}, {upper:+.4f}]" if is_bounded else ""
-    measured = f"{difference.value:+.4f}{interval} (95 %, {difference.num_items} {noun})"
+    floor = f", noise floor {difference.noise_floor:.4f}" if difference.noise_floor else ""
+    measured = f"{difference.value:+.4f}{interval} (95 %, {difference.num_items} {noun}{floor})"
     return Bound(
         figure=compared.figure,
         against=against,
@@ -211,6 +216,7 @@ def judge(compared: Compared, against: str, margin: float, is_own: bool = False,
         interval=(round(lower, 6), round(upper, 6)) if is_bounded else None,
         limit=limit,
         num_items=difference.num_items,
+        noise_floor=round(difference.noise_floor, 6),
         outcome=outcome,
         is_refusal=outcome == "broken" or (outcome == "undecided" and compared.is_required),
         sentence=f"{compared.figure} differs from the {against}'s by {measured}, the {end} {limit:+}{reason}",

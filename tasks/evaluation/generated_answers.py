@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from infra.step import Output, Progress
 from model.text.chat_template import answer_of, encode, problem_prompt
 from tasks.data.problems.refusals import behaves
-from tasks.evaluation.engine import Engine, document_token_ids, end_token_ids
+from tasks.evaluation.engine import AnsweringEngine, document_token_ids, end_token_ids
 from tasks.evaluation.items import ARITHMETIC, SAFETY, Item
 from tasks.evaluation.suite import Question
 
@@ -26,7 +26,7 @@ these blocks."""
 
 
 def continue_problems(
-    engine: Engine,
+    engine: AnsweringEngine,
     tokenizer: Tokenizer,
     problems: Sequence[Question],
     max_new_tokens: int,
@@ -65,8 +65,13 @@ def continue_problems(
             )
 
 
+def chat_prompt(tokenizer: Tokenizer, problem: Question, recipe: EvaluationRecipe) -> list[int]:
+    """The tokens of a conversation that asks a problem."""
+    return encode(tokenizer, problem_prompt(problem.text, recipe.enable_thinking))[0]
+
+
 def answer_chats(
-    engine: Engine,
+    engine: AnsweringEngine,
     tokenizer: Tokenizer,
     problems: Sequence[Question],
     recipe: EvaluationRecipe,
@@ -88,7 +93,7 @@ def answer_chats(
         sampling = Sampling(
             max_new_tokens=recipe.max_answer_tokens, temperature=recipe.temperature, stop_token_ids=stops, seed=start
         )
-        prompts = [encode(tokenizer, problem_prompt(problem.text, recipe.enable_thinking))[0] for problem in asked]
+        prompts = [chat_prompt(tokenizer, problem, recipe) for problem in asked]
         repeated = [prompt for prompt in prompts for _ in range(recipe.samples_per_problem)]
         try:
             generation = engine.generate(repeated, sampling, weights_version)

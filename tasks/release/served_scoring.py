@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -71,7 +71,7 @@ class ServedScorer:
         return next(other["logprob"] for other in every if other["id"] == token_id), every[0]["id"] == token_id
 
     def _complete(self, prefix: Sequence[int], forced_token_id: int, num_reported: int) -> list[dict[str, Any]]:
-        request = {
+        request: dict[str, Any] = {
             "prompt": list(prefix),
             "n_predict": 1,
             "temperature": 0,
@@ -80,11 +80,16 @@ class ServedScorer:
             "cache_prompt": True,
             "samplers": [],
         }
+        return self.complete(request).get("completion_probabilities", [])
+
+    def complete(self, request: Mapping[str, Any]) -> Any:
+        """The server's reply to a request of /completion, a list of them where several answers were asked for. Raises
+        RuntimeError where it refuses."""
         self.connection.request("POST", "/completion", json.dumps(request), {"content-type": "application/json"})
         answer = self.connection.getresponse()
         body = answer.read()
         if answer.status != 200:
             raise RuntimeError(
-                f"the model server answered {answer.status} to a scoring request: {body[:300].decode(errors='replace')}"
+                f"the model server answered {answer.status} to a completion: {body[:300].decode(errors='replace')}"
             )
-        return json.loads(body).get("completion_probabilities", [])
+        return json.loads(body)

@@ -36,6 +36,7 @@ from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluati
 from tasks.evaluation.comparisons import FIGURES
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
+from tasks.evaluation.figure_changes import ANSWERED_KINDS, figure_changes
 from tasks.evaluation.items import Item, suite_digest, write_items
 from tasks.release import check_parity as parity
 from tasks.release import convert_to_gguf as conversion
@@ -69,6 +70,8 @@ class Case:
     quantization_loss: float = 0.0
     found_needles: float = 0.9
     """Share of the suite's items that are answered rightly."""
+    served_answers: float | None = None
+    """Share of right answers of the served file to the problems in conversations; None: those of the checkpoint."""
     serves_other_weights: bool = False
     exports_other_weights: bool = False
     from_stage: str = "release_model"
@@ -126,6 +129,7 @@ CASES = {
         same(), "accuracy of benchmark needle differs from the champion's by -0.4000", found_needles=0.5
     ),
     "quantization": Case(same(), "bits per byte that Q8_0 loses against F32 0.5000", quantization_loss=0.5),
+    "served answers": Case(same(), "pass_at_1 as served is 0.7000, -0.2000", served_answers=0.7),
     "served weights": Case(same(), "smoke test: ", serves_other_weights=True),
     "exported weights": Case(same(), "parity: transformers at ", exports_other_weights=True),
 }
@@ -209,10 +213,16 @@ def convert_to_gguf(*, checkpoint, recipe, output: Output, importance=None) -> G
 
 
 @step(content=("gguf_scores.json",))
-def evaluate_gguf(*, gguf, checkpoint, suite, recipe, resources, output: Output) -> GgufEvaluation:
-    """The loss that is planned for the candidate."""
+def evaluate_gguf(*, gguf, checkpoint, suite, evaluation, recipe, resources, output: Output) -> GgufEvaluation:
+    """The losses that are planned for the candidate."""
     output.path("gguf_scores.json").write_text("{}")
-    bits: dict[str, float | None] = {"F32": 1.0, "Q8_0": 1.0 + case_of(checkpoint).quantization_loss}
+    case = case_of(checkpoint)
+    own = [item for item in case.items() if item.kind in ANSWERED_KINDS]
+    share = case.served_answers
+    served = (
+        own if share is None else [each for each in items_of(answers=answers_of(share)) if each.kind in ANSWERED_KINDS]
+    )
+    bits: dict[str, float | None] = {"F32": 1.0, "Q8_0": 1.0 + case.quantization_loss}
     return GgufEvaluation(
         checkpoint_digest=checkpoint.digest,
         bits_per_byte=bits,
@@ -220,6 +230,7 @@ def evaluate_gguf(*, gguf, checkpoint, suite, recipe, resources, output: Output)
         num_documents=1,
         num_tokens=1,
         num_bytes=1,
+        figures={"F32": figure_changes(served, own), "Q8_0": figure_changes(served, served)},
     )
 
 
