@@ -19,6 +19,7 @@ from infra.registry.experiment_tracking import connect
 from infra.registry.model_registry import (
     ANCHOR_PREFIX,
     CANDIDATE,
+    FIGURES_TAG,
     GGUF_TAG,
     PROMOTION_DECISION_TAG,
     PROMOTION_TAG,
@@ -128,9 +129,10 @@ class ReleasedFormats:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags of the version that name the keys of its formats."""
+        """Tags of the version that name the keys of its formats and of what was measured of them."""
         keys = {f"{QUANTIZED_TAG}{name}": model.checkpoint.key for name, model in self.quantized.items()}
-        return {GGUF_TAG: self.gguf.key, **keys}
+        figures = {f"{FIGURES_TAG}{name}": model.evaluation.key for name, model in self.quantized.items()}
+        return {GGUF_TAG: self.gguf.key, **keys, f"{FIGURES_TAG}GGUF": self.gguf_evaluation.key, **figures}
 
 
 def convert_and_quantize(run: Run, prepared: PreparedData, assessed: AssessedModel) -> ReleasedFormats:

@@ -319,6 +319,7 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
     import flows.quantize_model
     import flows.release_model
     import flows.train_phases
+    from flows.cli.serving.compare_formats import compare_formats
     from infra.registry.model_registry import open_registry
     from tasks.data.sources.list_sources import SourceListing
 
@@ -366,6 +367,7 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
                 "aliases": {key: str(value) for key, value in aliases.items()},
                 **outcome,
             }
+    ended[names[-1]]["formats"] = compare_formats("champion", home, str(scale), None).model_dump(mode="json")
     return ended
 
 
