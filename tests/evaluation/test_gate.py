@@ -408,9 +408,9 @@ def test_a_served_file_must_not_answer_worse_than_its_checkpoint_beyond_the_nois
 
 
 def test_a_gain_within_the_noise_floor_moves_no_anchor(decide):
-    """Every second problem got one more right answer of ten: the paired interval excludes 0, other seeds would not."""
+    """Seven problems of ten got one more right answer of ten: the interval excludes 0, other seeds may do as much."""
     few = answers_of(0.5)
-    lucky = [[str(n), *given[:-1]] if n % 2 else given for n, given in enumerate(few)]
+    lucky = [[str(n), *given[:-1]] if n % 10 < 7 else given for n, given in enumerate(few)]
     reigning, candidate = items_of(answers=few), items_of(answers=lucky)
     (compared,) = compare("pass_at_1", candidate, reigning)
     difference = compared.difference
