@@ -16,7 +16,6 @@ from pydantic import Field
 from infra.step import Artifact, Output, Record, step
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.evaluation.choice_scores import score_choices
-from tasks.evaluation.comparisons import SHARES
 from tasks.evaluation.document_scores import score_documents
 from tasks.evaluation.engine import load_engine, load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, measure_expert_use, write_expert_use
@@ -207,8 +206,9 @@ def _evaluation(
 
 def _seed_noise(items: list[Item]) -> dict[str, float]:
     """Of every figure whose items have several answers."""
+    kinds = {"pass_at_1": CHAT_PROBLEM, "agentic_success": TASK, "safe_answer_share": SAFETY}
     sampled = [item for item in items if item.num_samples > 1]
-    asked = {figure: [item for item in sampled if item.kind == kind] for figure, kind in SHARES.items()}
+    asked = {figure: [item for item in sampled if item.kind == kind] for figure, kind in kinds.items()}
     return {figure: round(seed_noise_of(group), 6) for figure, group in asked.items() if group}
 
 
