@@ -35,10 +35,9 @@ from infra.registry.promotion import Promotion, Rivals, look_up_rivals, promote,
 from infra.servers.servers import artifact_root
 from infra.serving.model_server import SERVED_TYPE, Access, running_model_server
 from infra.step import Artifact
-from tasks.evaluation.comparisons import FIGURES
+from tasks.evaluation.comparisons import FIGURES, ServedFigures
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation
-from tasks.evaluation.figure_changes import ServedFigures
 from tasks.prepared_data import PreparedData
 from tasks.release.check_parity import check_parity, optional_engines
 from tasks.release.convert_to_gguf import GgufFiles

@@ -23,7 +23,15 @@ from pydantic import Field
 from infra.step import Artifact, Output, Record, digest_of, step
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.evaluation.bounds import Bound, Verdict
-from tasks.evaluation.comparisons import BITS_PER_BYTE, WORKED_BITS_PER_BYTE, Compared, compare, judge, measured_figures
+from tasks.evaluation.comparisons import (
+    BITS_PER_BYTE,
+    WORKED_BITS_PER_BYTE,
+    Compared,
+    ServedFigures,
+    compare,
+    judge,
+    measured_figures,
+)
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, chance_cv, chance_load, read_expert_use
 from tasks.evaluation.items import (
     ARITHMETIC,
@@ -47,7 +55,6 @@ if TYPE_CHECKING:
     from configs.schema import GateRecipe, MarginRecipe
     from tasks.evaluation.evaluate_checkpoint import Evaluation
     from tasks.evaluation.evaluate_pairs import PairEvaluation
-    from tasks.evaluation.figure_changes import ServedFigures
 
 START, CHAMPION, ANCHOR, UNSERVED = "start", "champion", "anchor", "checkpoint"
 

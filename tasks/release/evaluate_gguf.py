@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 from configs.schema import SERVED_GGUF_TYPE
 from infra.step import Artifact, Output, Progress, Record, step
+from tasks.evaluation.comparisons import FigureChange, ServedFigures, figure_changes
 from tasks.evaluation.engine import load_tokenizer
-from tasks.evaluation.figure_changes import FigureChange, ServedFigures, figure_changes
+from tasks.evaluation.generated_answers import answer_problems, asked_problems, longest_answer
 from tasks.evaluation.items import DOCUMENT, Item, read_items, write_items
 from tasks.evaluation.suite import Question, read_suite
-from tasks.release.format_answers import answer_problems, asked_problems, longest_answer
 from tasks.release.leading_texts import LeadingText, leading_texts
-from tasks.release.served_engine import ServedEngine
-from tasks.release.served_scoring import CONTEXT_MARGIN, FILLER, ServedScorer
+from tasks.release.served_scoring import CONTEXT_MARGIN, FILLER, ServedEngine, ServedScorer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

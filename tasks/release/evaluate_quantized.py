@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
+from tasks.evaluation.comparisons import FigureChange, figure_changes
 from tasks.evaluation.engine import load_tokenizer, reproducible_arithmetic
-from tasks.evaluation.figure_changes import FigureChange, figure_changes
+from tasks.evaluation.generated_answers import answer_problems, asked_problems
 from tasks.evaluation.items import DOCUMENT, read_items, write_items
 from tasks.evaluation.suite import read_suite
-from tasks.release.format_answers import answer_problems, asked_problems
 from tasks.release.leading_texts import LeadingText, leading_texts
 from tasks.release.quantize_checkpoint import NUM_THREADS
 from tasks.release.routing import routing_agreement

@@ -9,7 +9,7 @@ from infra.step import Artifact
 from tasks.report.report_page import paragraph, table
 
 if TYPE_CHECKING:
-    from tasks.evaluation.figure_changes import FigureChange
+    from tasks.evaluation.comparisons import FigureChange
     from tasks.release.decide_quantization import QuantizedEvaluations
     from tasks.release.evaluate_gguf import GgufEvaluation
     from tasks.release.evaluate_quantized import QuantizedEvaluation

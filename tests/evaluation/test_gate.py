@@ -16,10 +16,16 @@ from flows.stages import without_required_gains
 from infra.home import Home
 from infra.step import Output, Record, step
 from infra.storage.open_store import open_store
-from tasks.evaluation.comparisons import FIGURES, bits_difference, compare
+from tasks.evaluation.comparisons import (
+    ANSWERED_KINDS,
+    FIGURES,
+    ServedFigures,
+    bits_difference,
+    compare,
+    figure_changes,
+)
 from tasks.evaluation.decide_gate import Anchors, decide_gate
 from tasks.evaluation.expert_use import ExpertUse, write_expert_use
-from tasks.evaluation.figure_changes import ANSWERED_KINDS, ServedFigures, figure_changes
 from tasks.evaluation.items import suite_digest, write_items
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tests.support.evaluation_fakes import commit

@@ -33,8 +33,7 @@ from tasks.release.convert_to_gguf import convert_to_gguf
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer, generate_reference
-from tasks.release.served_engine import ServedEngine
-from tasks.release.served_scoring import ServedScorer
+from tasks.release.served_scoring import ServedEngine, ServedScorer
 from tasks.release.smoke_test import SMOKE_SLOTS, smoke_test
 from tasks.release.token_bytes import ends_inside_character, token_bytes
 from tests.conftest import ROOT

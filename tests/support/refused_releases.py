@@ -33,10 +33,9 @@ from infra.step import Artifact, Output, Step, step
 from infra.storage.open_store import open_store
 from infra.storage.store import Store
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation
-from tasks.evaluation.comparisons import FIGURES
+from tasks.evaluation.comparisons import ANSWERED_KINDS, FIGURES, figure_changes
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
-from tasks.evaluation.figure_changes import ANSWERED_KINDS, figure_changes
 from tasks.evaluation.items import Item, suite_digest, write_items
 from tasks.release import check_parity as parity
 from tasks.release import convert_to_gguf as conversion

@@ -10,7 +10,7 @@ from infra.home import Home
 from infra.registry.model_registry import FIGURES_TAG, model_name, open_registry
 from infra.registry.registered_versions import named_version
 from infra.storage.open_store import open_store
-from tasks.evaluation.figure_changes import FigureChange
+from tasks.evaluation.comparisons import FigureChange
 from tasks.release.evaluate_gguf import GgufEvaluation
 from tasks.release.evaluate_quantized import QuantizedEvaluation
 
