@@ -25,7 +25,7 @@ from infra.home import Home
 from infra.serving.model_server import Access, is_healthy, running_model_server, start_model_server
 from infra.storage.open_store import open_store
 from model.formats.gguf_checkpoint import write_gguf
-from tasks.evaluation.engine import document_token_ids
+from tasks.evaluation.engine import document_token_ids, special_token_id
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.evaluation.items import read_items
 from tasks.evaluation.suite import read_suite
@@ -182,8 +182,10 @@ def test_the_server_draws_from_our_probabilities(store, gguf, tmp_path):
 
     prompt, num_draws = document_token_ids(toy_tokenizer(), "Привет, "), 400
     with (
-        running_model_server(gguf.path("model-F32.gguf"), SERVING, tmp_path / "log", access=Access(num_slots=4)) as url,
-        ServedScorer(url.url, toy_tokenizer().token_to_id("a"), VOCAB_SIZE) as scorer,
+        running_model_server(
+            gguf.path("model-F32.gguf"), SERVING, tmp_path / "log", access=Access(num_slots=4)
+        ) as server,
+        ServedScorer(server.url, special_token_id(toy_tokenizer(), "a"), VOCAB_SIZE) as scorer,
     ):
         served = ServedEngine(scorer, 4, "v")
         drawn = served.generate([prompt] * num_draws, Sampling(1, 2.0, seed=1), "v")
