@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.schema import CALIBRATED_FORMATS, CALIBRATED_GGUF_TYPES, QuantizationRecipe
 from flows.running.branches import Branches
-from flows.running.run import QuantizedModel, Run
+from flows.running.run import AssessedModel, QuantizedModel, Run
 from flows.running.run_step import run_step
 from infra.step import Artifact
 from tasks.data.packing.pack_phase import pack_phase
@@ -20,7 +20,7 @@ from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 
 def quantize_model(
-    run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint], texts: dict[str, Any]
+    run: Run, prepared: PreparedData, assessed: AssessedModel, texts: dict[str, Any]
 ) -> dict[str, QuantizedModel]:
     """Every format of `release.recipe.quantized_formats`, by its name; side by side where they are jobs on nodes.
     `texts` calibrate."""
@@ -30,7 +30,7 @@ def quantize_model(
         models = {
             name: branches.begin(
                 name,
-                partial(_quantize, run, prepared, checkpoint, name, own, texts if own.calibration_rows else NO_TEXTS),
+                partial(_quantize, run, prepared, assessed, name, own, texts if own.calibration_rows else NO_TEXTS),
             )
             for name, own in recipes.items()
         }
@@ -43,14 +43,9 @@ def releases_on_nodes(run: Run) -> bool:
 
 
 def _quantize(
-    run: Run,
-    prepared: PreparedData,
-    checkpoint: Artifact[TrainedCheckpoint],
-    name: str,
-    own: QuantizationRecipe,
-    texts: dict[str, Any],
+    run: Run, prepared: PreparedData, assessed: AssessedModel, name: str, own: QuantizationRecipe, texts: dict[str, Any]
 ) -> QuantizedModel:
-    recipe, job = run.scale.release.recipe, run.scale.release.resources
+    checkpoint, job = assessed.checkpoint, run.scale.release.resources
     quantized = run_step(
         run,
         quantize_checkpoint,
@@ -68,7 +63,8 @@ def _quantize(
         quantized=quantized,
         checkpoint=checkpoint,
         suite=prepared.suite,
-        recipe=recipe,
+        evaluation=assessed.evaluation,
+        recipe=run.scale.release.recipe.format_recipe(run.scale.evaluation.recipe),
         resources=job,
         job=job,
     )

@@ -19,6 +19,7 @@ from infra.registry.experiment_tracking import connect
 from infra.registry.model_registry import (
     ANCHOR_PREFIX,
     CANDIDATE,
+    FIGURES_TAG,
     GGUF_TAG,
     PROMOTION_DECISION_TAG,
     PROMOTION_TAG,
@@ -34,7 +35,7 @@ from infra.registry.promotion import Promotion, Rivals, look_up_rivals, promote,
 from infra.servers.servers import artifact_root
 from infra.serving.model_server import SERVED_TYPE, Access, running_model_server
 from infra.step import Artifact
-from tasks.evaluation.comparisons import FIGURES
+from tasks.evaluation.comparisons import FIGURES, ServedFigures
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.prepared_data import PreparedData
@@ -60,7 +61,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
     figures = (*FIGURES, *suite_figures(run.scale))
-    formats = convert_and_quantize(run, prepared, checkpoint)
+    formats = convert_and_quantize(run, prepared, assessed)
     rivals = run_effect(
         run,
         "look up champion",
@@ -69,7 +70,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     )
     if not rivals.is_champion(checkpoint):
         run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
-    decision = judge_against_rivals(run, prepared, assessed, rivals)
+    decision = judge_against_rivals(run, prepared, assessed, rivals, formats.gguf_evaluation.record.served)
     suite = judge_suite(run, checkpoint, rivals)
     parity = run_step(
         run,
@@ -127,16 +128,17 @@ class ReleasedFormats:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags of the version that name the keys of its formats."""
+        """Tags of the version that name the keys of its formats and of what was measured of them."""
         keys = {f"{QUANTIZED_TAG}{name}": model.checkpoint.key for name, model in self.quantized.items()}
-        return {GGUF_TAG: self.gguf.key, **keys}
+        figures = {f"{FIGURES_TAG}{name}": model.evaluation.key for name, model in self.quantized.items()}
+        return {GGUF_TAG: self.gguf.key, **keys, f"{FIGURES_TAG}GGUF": self.gguf_evaluation.key, **figures}
 
 
-def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]) -> ReleasedFormats:
+def convert_and_quantize(run: Run, prepared: PreparedData, assessed: AssessedModel) -> ReleasedFormats:
     """Write GGUF files and quantized checkpoints, evaluate each, and judge what the conversion costs; beside them the
     reference answers, where they are jobs on nodes."""
     recipe, job = run.scale.release.recipe, run.scale.release.resources
-    texts = calibration_texts(run, prepared)
+    checkpoint, texts = assessed.checkpoint, calibration_texts(run, prepared)
 
     def convert() -> tuple[Artifact[GgufFiles], Artifact[GgufEvaluation]]:
         gguf = write_gguf_files(run, checkpoint, texts)
@@ -146,7 +148,8 @@ def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[
             gguf=gguf,
             checkpoint=checkpoint,
             suite=prepared.suite,
-            recipe=recipe,
+            evaluation=assessed.evaluation,
+            recipe=recipe.format_recipe(run.scale.evaluation.recipe),
             resources=run.scale.serving.resources,
             job=job,
         )
@@ -160,7 +163,7 @@ def convert_and_quantize(run: Run, prepared: PreparedData, checkpoint: Artifact[
     with Branches(run, are_side_by_side=releases_on_nodes(run)) as branches:
         converting = branches.begin("GGUF", convert)
         answering = branches.begin("reference", answer)
-        quantized = quantize_model(run, prepared, checkpoint, texts)
+        quantized = quantize_model(run, prepared, assessed, texts)
     gguf, evaluation = converting.result()
     decision = run_step(
         run,
@@ -180,9 +183,10 @@ def find_withdrawal(client: MlflowClient, name: str, checkpoint: Artifact[Traine
 
 
 def judge_against_rivals(
-    run: Run, prepared: PreparedData, assessed: AssessedModel, rivals: Rivals
+    run: Run, prepared: PreparedData, assessed: AssessedModel, rivals: Rivals, served: ServedFigures
 ) -> Artifact[GateDecision]:
-    """Floors and the paired comparisons on the candidate's items; the stored decision if the candidate is champion."""
+    """Floors and the paired comparisons on the candidate's items, and on its answers as served; the stored decision if
+    the candidate is champion."""
     if rivals.champion is not None and rivals.is_champion(assessed.checkpoint):
         return run.store.load(rivals.champion.promotion_key, GateDecision)
     evaluations: dict[str, Artifact[Evaluation]] = {assessed.checkpoint.digest: assessed.evaluation}
@@ -207,6 +211,7 @@ def judge_against_rivals(
         champion_evaluation=champion,
         anchors=Anchors(anchors),
         recipe=assessed.phase.recipe.gate,
+        served=served,
     )
 
 

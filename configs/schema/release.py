@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
+from configs.schema.evaluation import EvaluationRecipe
 from configs.schema.jobs import JobResources
 
 SERVED_GGUF_TYPE = "F32"
@@ -44,6 +45,16 @@ class QuantizationRecipe(Frozen):
     calibration_rows: int = Field(ge=0)
 
 
+class FormatRecipe(Frozen):
+    """What the figures of a GGUF file or a quantized checkpoint depend on. Made by `ReleaseRecipe.format_recipe`."""
+
+    num_documents: int
+    max_document_tokens: int
+    num_problems: int
+    answers: EvaluationRecipe
+    """How the checkpoint itself was asked the same problems."""
+
+
 class ReleaseRecipe(Frozen):
     gguf_types: tuple[GgufType, ...] = Field(min_length=1)
     """Files for llama.cpp, by its names of types. F32 is served. Q6_K, Q5_K_M and Q4_K_M look at text first."""
@@ -78,6 +89,18 @@ class ReleaseRecipe(Frozen):
     max_quantization_document_tokens: int = Field(gt=0)
     """Leading tokens scored of each such document; llama.cpp takes one request per token. Of checkpoints every document
     of the suite is scored, as far."""
+    num_answered_problems: int = Field(gt=0)
+    """Problems that every format answers, the first of the suite: in conversations, evaluation.samples_per_problem
+    times each, and as plain text. llama.cpp answers with every GGUF file, which is where this costs time."""
+
+    def format_recipe(self, answers: EvaluationRecipe) -> FormatRecipe:
+        """What the figures of a format depend on, asked as the checkpoint was."""
+        return FormatRecipe(
+            num_documents=self.num_quantization_documents,
+            max_document_tokens=self.max_quantization_document_tokens,
+            num_problems=self.num_answered_problems,
+            answers=answers,
+        )
 
     def quantization_recipe(self, quantized_format: QuantizedFormat) -> QuantizationRecipe:
         """What one format depends on."""

@@ -149,6 +149,12 @@ class Scale(Frozen):
                 raise ValueError(
                     f"{name} needs {value} positions, {bound_name} is {bound}: lower the first or raise the second"
                 )
+        if release.num_answered_problems > evaluation.num_chat_problems:
+            raise ValueError(
+                f"release.recipe.num_answered_problems ({release.num_answered_problems}) exceeds "
+                f"evaluation.recipe.num_chat_problems ({evaluation.num_chat_problems}), with whose answers those of "
+                f"the formats are compared: lower the first or raise the second"
+            )
         widths = {
             "hidden_size": model.hidden_size,
             "num_attention_heads x head_dim": model.num_attention_heads * model.head_dim,

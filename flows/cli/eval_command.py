@@ -56,7 +56,14 @@ def compare(
     first: Annotated[
         str, typer.Argument(metavar="A", help="as TARGET of glm46 eval, or FILE.json of one of its results")
     ],
-    second: Annotated[str, typer.Argument(metavar="B", help="likewise; differences are B minus A")],
+    second: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="B",
+            help="likewise; differences are B minus A. Left out: the formats of the registered version A, as its "
+            "release measured them",
+        ),
+    ] = None,
     suite: Annotated[str, typer.Option(metavar="NAME|FILE.yaml", help="likelihood, answers, smoke, ...")] = "smoke",
     data: Annotated[
         str | None, typer.Option(metavar=ADDRESS, help="the benchmarks' files, with their glm46-data.yaml")
@@ -72,6 +79,7 @@ def compare(
 ) -> None:
     """Compare two models on the same items: size, speed, benchmarks with paired intervals, experts."""
     with usage_errors():
+        from flows.cli.serving.compare_formats import compare_formats
         from flows.cli.serving.compare_targets import compare_files, compare_targets, write_comparison
         from flows.cli.serving.evaluate_target import ask, find_target
         from infra.home import open_home
@@ -79,10 +87,12 @@ def compare(
         home = open_home()
         if output is not None and (output.exists() or not output.absolute().parent.is_dir()):
             raise ValueError(f"--output {output} must be a new file in a directory that exists")
-        of_files = [each for each in (first, second) if each.endswith(".json")]
-        if len(of_files) == 1:
+        of_files = [each for each in (first, second) if each is not None and each.endswith(".json")]
+        if second is None:
+            comparison = compare_formats(first, home, scale, store)
+        elif len(of_files) == 1:
             raise ValueError(f"{of_files[0]} is a result: compare it with another result, or name two models")
-        if of_files:
+        elif of_files:
             comparison = compare_files(Path(first), Path(second))
         elif data is None:
             raise ValueError("name --data, the benchmarks' files, or two results of glm46 eval")
@@ -90,7 +100,7 @@ def compare(
             targets = [find_target(each, home, scale, store) for each in (first, second)]
             asked = ask(suite, data, limit)
     with failures(home, home.root if output is None else output.absolute().parent):
-        if not of_files:
+        if second is not None and not of_files:
             comparison = compare_targets(targets[0], targets[1], asked, home, device, model, api_key_env)
         if output is not None:
             write_comparison(output, comparison)

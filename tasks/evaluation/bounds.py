@@ -27,6 +27,8 @@ class Bound(Record):
     """Whether the phase is trained for this figure."""
     num_items: int = 0
     """Independent items that were compared."""
+    noise_floor: float = 0.0
+    """What the compared figure differs by where only chance does (comparisons.Difference); 0 where none is known."""
     outcome: Outcome
     """undecided: there are too few items to decide whether the bound is held."""
     is_refusal: bool

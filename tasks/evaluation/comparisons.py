@@ -13,8 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
+from infra.step import Record, digest_of
 from tasks.evaluation.bounds import Bound, Outcome
-from tasks.evaluation.intervals import MIN_ITEMS, Interval, paired_share_interval, ratio_interval
+from tasks.evaluation.intervals import MIN_ITEMS, NORMAL_QUANTILE, Interval, paired_share_interval, ratio_interval
 from tasks.evaluation.items import (
     ARITHMETIC,
     CHAT_PROBLEM,
@@ -24,9 +27,12 @@ from tasks.evaluation.items import (
     TASK,
     WORKED,
     Item,
+    accuracy,
+    accuracy_interval,
     by_domain,
     by_unit,
     group_of,
+    seed_noise_of,
     text_once,
 )
 
@@ -44,6 +50,9 @@ FIGURES = (BITS_PER_BYTE, *SHARES)
 """What candidates are compared on; bits per byte also domain by domain, multiple choice benchmark by benchmark, safe
 answers also for harmful and harmless requests, tasks environment by environment. Bits per byte of worked problems is
 compared only for phases that are trained for it: a course of others may forget how generated texts are written."""
+ANSWERED_KINDS = (CHAT_PROBLEM, ARITHMETIC)
+"""What every format of a release is asked: problems in conversations with sampled answers, and as plain text with
+greedy ones."""
 ACCURACY = "accuracy"
 BENCHMARK = "benchmark"
 """Kind of the items of a suite's benchmarks."""
@@ -84,6 +93,9 @@ class Difference:
     """Independent ones."""
     sign: int
     """1 where more is better, -1 where less is."""
+    noise_floor: float = 0.0
+    """What the figure differs by where nothing but chance does: of sampled answers the difference that two runs with
+    other seeds exceed one time in twenty, of greedy ones the share of items that another engine decides otherwise."""
 
     @property
     def gain(self) -> Interval:
@@ -93,13 +105,13 @@ class Difference:
 
     @property
     def is_better(self) -> bool:
-        """Beyond the interval."""
-        return self.gain[0] > 0
+        """Beyond the interval and the noise floor."""
+        return self.gain[0] > 0 and abs(self.value) > self.noise_floor
 
     @property
     def is_worse(self) -> bool:
-        """Beyond the interval."""
-        return self.gain[1] < 0
+        """Beyond the interval and the noise floor."""
+        return self.gain[1] < 0 and abs(self.value) > self.noise_floor
 
 
 @dataclass(frozen=True)
@@ -119,10 +131,10 @@ def measured_figures(items: Sequence[Item]) -> tuple[str, ...]:
     return tuple(figure for figure in FIGURES if SHARES.get(figure, DOCUMENT) in kinds)
 
 
-def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[Compared]:
+def compare(figure: str, items: Sequence[Item], others: Sequence[Item], noise_floor: float = 0.0) -> list[Compared]:
     """The figure first, then its parts: every domain of bits per byte, every benchmark of multiple choice where there
-    are several, harmful and harmless requests, tasks of every environment. Nothing for a kind without items. Documents
-    must be finite."""
+    are several, harmful and harmless requests, tasks of every environment. Nothing for a kind without items.
+    `noise_floor` is the figure's own where seeds alone do not make it. Documents must be finite."""
     if figure == WORKED_BITS_PER_BYTE:
         ours, theirs = ([item for item in side if item.kind == WORKED] for side in (items, others))
         return [Compared(figure, WORKED, bits_difference(ours, theirs), True)]
@@ -130,7 +142,7 @@ def compare(figure: str, items: Sequence[Item], others: Sequence[Item]) -> list[
         kind = SHARES[figure]
         ours, theirs = ([item for item in side if item.kind == kind] for side in (items, others))
         parts = _compare_groups(figure, ours, theirs) if kind in GROUPS else []
-        whole = [Compared(figure, kind, _share_difference(ours, theirs), kind != CHOICE)] if ours else []
+        whole = [Compared(figure, kind, _share_difference(ours, theirs, noise_floor), kind != CHOICE)] if ours else []
         return [*whole, *parts]
     other_domains = by_domain(others, DOCUMENT)
     domains = {name: (own, other_domains[name]) for name, own in by_domain(items, DOCUMENT).items()}
@@ -172,13 +184,13 @@ def bits_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Difference:
     return Difference(sum(extra_bits) / sum(num_bytes), ratio_interval(extra_bits, num_bytes), len(units), -1)
 
 
-def _share_difference(ours: Sequence[Item], theirs: Sequence[Item]) -> Difference:
+def _share_difference(ours: Sequence[Item], theirs: Sequence[Item], noise_floor: float = 0.0) -> Difference:
     """Difference in the mean share of right answers."""
     units = _paired(ours, theirs)
     differences = [sum(our.score - other.score for our, other in unit) for unit in units]
-    return Difference(
-        sum(differences) / len(ours), paired_share_interval(differences, [len(unit) for unit in units]), len(units), 1
-    )
+    interval = paired_share_interval(differences, [len(unit) for unit in units])
+    by_seeds = NORMAL_QUANTILE * math.hypot(seed_noise_of(ours), seed_noise_of(theirs))
+    return Difference(sum(differences) / len(ours), interval, len(units), 1, max(by_seeds, noise_floor))
 
 
 def _paired(ours: Sequence[Item], theirs: Sequence[Item]) -> list[list[tuple[Item, Item]]]:
@@ -202,7 +214,8 @@ def judge(compared: Compared, against: str, margin: float, is_own: bool = False,
     (lower, upper), noun = difference.interval, NOUNS[compared.kind]
     is_bounded = math.isfinite(lower + upper)
     interval = f" [{lower:+.4f}, {upper:+.4f}]" if is_bounded else ""
-    measured = f"{difference.value:+.4f}{interval} (95 %, {difference.num_items} {noun})"
+    floor = f", noise floor {difference.noise_floor:.4f}" if difference.noise_floor else ""
+    measured = f"{difference.value:+.4f}{interval} (95 %, {difference.num_items} {noun}{floor})"
     return Bound(
         figure=compared.figure,
         against=against,
@@ -211,6 +224,7 @@ def judge(compared: Compared, against: str, margin: float, is_own: bool = False,
         interval=(round(lower, 6), round(upper, 6)) if is_bounded else None,
         limit=limit,
         num_items=difference.num_items,
+        noise_floor=round(difference.noise_floor, 6),
         outcome=outcome,
         is_refusal=outcome == "broken" or (outcome == "undecided" and compared.is_required),
         sentence=f"{compared.figure} differs from the {against}'s by {measured}, the {end} {limit:+}{reason}",
@@ -242,3 +256,74 @@ def _decide(compared: Compared, margin: float, is_own: bool) -> tuple[Outcome, s
         else ""
     )
     return "undecided", f": undecided{enough}: {FIXES[compared.kind]}"
+
+
+class FigureChange(BaseModel):
+    """One figure, beside the same of what the format was made from."""
+
+    value: float
+    interval: Interval | None
+    """95 %; None where the items are too few for one, as below."""
+    before: float
+    change: float
+    """Value minus before."""
+    change_interval: Interval | None
+    """Of the paired difference."""
+    noise_floor: float
+    """What the change would be by other seeds (comparisons.Difference); 0 for greedy answers."""
+    disagreement: float
+    """Share of the items that one side answered rightly more often than the other."""
+    num_items: int
+    num_answers: int
+    is_worse: bool
+    """Whether the change is a loss beyond its interval and the noise floor."""
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the items were answered with several seeds; else greedily."""
+        return self.num_answers > self.num_items
+
+
+class ServedFigures(Record):
+    """The figures of the file that is served, computed by its engine, beside the checkpoint's own."""
+
+    figures: dict[str, FigureChange]
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.model_dump(mode="json"))
+
+
+def figure_changes(items: Sequence[Item], others: Sequence[Item]) -> dict[str, FigureChange]:
+    """Every figure of ANSWERED_KINDS by its name; `others` may hold more items. Raises KeyError where they lack one."""
+    by_id = {item.item_id: item for item in others}
+    before = [by_id[item.item_id] for item in items]
+    kinds = {item.kind for item in items}
+    return {
+        figure: _change(figure, kind, items, before)
+        for figure, kind in SHARES.items()
+        if kind in ANSWERED_KINDS and kind in kinds
+    }
+
+
+def _change(figure: str, kind: str, items: Sequence[Item], others: Sequence[Item]) -> FigureChange:
+    (compared,) = compare(figure, items, others)
+    difference, own = compared.difference, [item for item in items if item.kind == kind]
+    scores = {item.item_id: item.score for item in others}
+    return FigureChange(
+        value=round(accuracy(items, kind), 6),
+        interval=_bounded(accuracy_interval(items, kind)),
+        before=round(accuracy(others, kind), 6),
+        change=round(difference.value, 6),
+        change_interval=_bounded(difference.interval),
+        noise_floor=round(difference.noise_floor, 6),
+        disagreement=round(sum(item.score != scores[item.item_id] for item in own) / len(own), 6),
+        num_items=difference.num_items,
+        num_answers=sum(item.num_samples for item in own),
+        is_worse=difference.is_worse,
+    )
+
+
+def _bounded(interval: Interval) -> Interval | None:
+    lower, upper = interval
+    return (round(lower, 6), round(upper, 6)) if math.isfinite(lower + upper) else None

@@ -2,8 +2,9 @@
 
 The comparisons are with start, champion and anchors. In: items.parquet and experts.parquet of the candidate and,
 where there are any, items.parquet of the checkpoint that the phase started from, of the champion and of the anchors,
-on the same suite; figures of preference pairs where the phase trained on some. Out: decision.json. A refusal is a
-result with reasons, never an exception. Evaluations that cannot be compared or lack a metric raise.
+on the same suite; figures of preference pairs where the phase trained on some; of a release the figures of the file
+that is served. Out: decision.json. A refusal is a result with reasons, never an exception. Evaluations that cannot be
+compared or lack a metric raise.
 
 The anchor of a figure is the best promoted version so far. Margins against only the champion would add up from
 release to release: against the anchor they do not. It moves only to a candidate that is better than it beyond the
@@ -22,7 +23,15 @@ from pydantic import Field
 from infra.step import Artifact, Output, Record, digest_of, step
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.evaluation.bounds import Bound, Verdict
-from tasks.evaluation.comparisons import BITS_PER_BYTE, WORKED_BITS_PER_BYTE, Compared, compare, judge, measured_figures
+from tasks.evaluation.comparisons import (
+    BITS_PER_BYTE,
+    WORKED_BITS_PER_BYTE,
+    Compared,
+    ServedFigures,
+    compare,
+    judge,
+    measured_figures,
+)
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, chance_cv, chance_load, read_expert_use
 from tasks.evaluation.items import (
     ARITHMETIC,
@@ -47,7 +56,7 @@ if TYPE_CHECKING:
     from tasks.evaluation.evaluate_checkpoint import Evaluation
     from tasks.evaluation.evaluate_pairs import PairEvaluation
 
-START, CHAMPION, ANCHOR = "start", "champion", "anchor"
+START, CHAMPION, ANCHOR, UNSERVED = "start", "champion", "anchor", "checkpoint"
 
 
 E = TypeVar("E", bound=Record)
@@ -97,16 +106,18 @@ def decide_gate(
     recipe: GateRecipe,
     output: Output,
     pairs: Artifact[PairEvaluation] | None = None,
+    served: ServedFigures | None = None,
 ) -> GateDecision:
-    """Judge an evaluation; `anchors` is None except for a release. `pairs` are judged where the phase trained on some;
-    a reward model has no other evaluation. Raises ValueError when another evaluation is of other items, or a metric is
-    missing."""
+    """Judge an evaluation; `anchors` and `served` are None except for a release. `pairs` are judged where the phase
+    trained on some; a reward model has no other evaluation. Raises ValueError when another evaluation is of other
+    items, or a metric is missing."""
     verdict = Verdict()
     anchored: tuple[str, ...] = ()
     if pairs is not None:
         check_pairs(pairs.record, recipe, verdict)
     if evaluation is not None:
-        anchored = _judge_answers(evaluation, start_evaluation, champion_evaluation, anchors, recipe, verdict)
+        noise = {} if served is None else _check_served(served, verdict)
+        anchored = _judge_answers(evaluation, start_evaluation, champion_evaluation, anchors, recipe, verdict, noise)
     judged = pairs if evaluation is None else evaluation
     assert judged is not None, "nothing to judge"
     decision = GateDecision(
@@ -133,8 +144,10 @@ def _judge_answers(
     anchors: Anchors[Evaluation] | None,
     recipe: GateRecipe,
     verdict: Verdict,
+    noise: dict[str, float],
 ) -> tuple[str, ...]:
-    """Record the bounds of a language model; gives the figures whose anchor it becomes."""
+    """Record the bounds of a language model; gives the figures whose anchor it becomes. `noise`: floors of figures
+    besides that of seeds."""
     items = read_items(evaluation.path("items.parquet"))
     _check_experts(read_expert_use(evaluation.path(EXPERTS_FILE)), recipe, verdict)
     _check_floors(items, recipe, verdict)
@@ -149,10 +162,36 @@ def _judge_answers(
                 before = _items_of(evaluation, other, name)
                 own = recipe.own_figure if name == START else ""
                 for figure in (*measured_figures(items), *((own,) if own == WORKED_BITS_PER_BYTE else ())):
-                    _judge(compare(figure, items, before), name, margins, verdict, own, recipe.must_gain)
+                    compared = compare(figure, items, before, noise.get(figure, 0.0))
+                    _judge(compared, name, margins, verdict, own, recipe.must_gain)
         if anchors is not None:
-            anchored = _judge_anchors(evaluation, items, anchors, champion_evaluation, recipe.champion, verdict)
+            anchored = _judge_anchors(evaluation, items, anchors, champion_evaluation, recipe.champion, verdict, noise)
     return anchored
+
+
+def _check_served(served: ServedFigures, verdict: Verdict) -> dict[str, float]:
+    """Record that no figure of the served file is worse than the checkpoint's own beyond interval and noise floor;
+    gives the noise floors of the greedy figures, of which the two engines are two measurements."""
+    for figure, change in served.figures.items():
+        interval = change.change_interval
+        bounds = "" if interval is None else f" [{interval[0]:+.4f}, {interval[1]:+.4f}]"
+        floor = f", noise floor {change.noise_floor:.4f}" if change.noise_floor else ""
+        verdict.bounds.append(
+            Bound(
+                figure=f"{figure} as served",
+                against=UNSERVED,
+                value=change.change,
+                interval=interval,
+                limit=0.0,
+                num_items=change.num_items,
+                noise_floor=change.noise_floor,
+                outcome="broken" if change.is_worse else "held",
+                is_refusal=change.is_worse,
+                sentence=f"{figure} as served is {change.value:.4f}, {change.change:+.4f}{bounds} from the "
+                f"checkpoint's (95 %, {change.num_items} problems{floor}): it must not be lower beyond both",
+            )
+        )
+    return {figure: change.disagreement for figure, change in served.figures.items() if not change.is_sampled}
 
 
 def _check_floors(items: list[Item], recipe: GateRecipe, verdict: Verdict) -> None:
@@ -240,6 +279,7 @@ def _judge_anchors(
     champion_evaluation: Artifact[Evaluation] | None,
     margins: MarginRecipe,
     verdict: Verdict,
+    noise: dict[str, float],
 ) -> tuple[str, ...]:
     """The measured figures whose anchor the candidate becomes: those without one, and those in which it is better than
     the anchor beyond the interval while no part of them is worse beyond its own. An anchor that is the champion, or the
@@ -250,7 +290,7 @@ def _judge_anchors(
         if anchor is None:
             anchored.append(figure)
         elif anchor.digest != evaluation.digest:
-            compared = compare(figure, items, _items_of(evaluation, anchor, ANCHOR))
+            compared = compare(figure, items, _items_of(evaluation, anchor, ANCHOR), noise.get(figure, 0.0))
             if champion_evaluation is None or champion_evaluation.digest != anchor.digest:
                 _judge(compared, ANCHOR, margins, verdict)
             if (

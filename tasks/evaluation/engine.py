@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -15,6 +16,47 @@ if TYPE_CHECKING:
 
     from model.generation.continuation_scores import ContinuationScore, Pair
     from model.generation.generation import Generation, InProcessEngine, Sampling
+
+
+class Continued(Protocol):
+    """What an engine continued; `Continuations` has nothing else."""
+
+    @property
+    def token_ids(self) -> list[list[int]]: ...
+
+    @property
+    def log_probabilities(self) -> list[list[float]]: ...
+
+
+@dataclass(frozen=True)
+class Continuations:
+    """One entry per prompt, each as long as its continuation; a stop token that ended one is its last token."""
+
+    token_ids: list[list[int]]
+    log_probabilities: list[list[float]]
+    """Natural logarithms under the model itself, whatever the sampling."""
+
+    @classmethod
+    def up_to_stops(
+        cls, rows: Sequence[tuple[Sequence[int], Sequence[float]]], stop_token_ids: Sequence[int]
+    ) -> Continuations:
+        """Of tokens and their log-probabilities, which may go on after a stop token."""
+        lengths = [
+            next((number for number, token in enumerate(token_ids, 1) if token in stop_token_ids), len(token_ids))
+            for token_ids, _ in rows
+        ]
+        return cls(
+            [list(token_ids[:size]) for (token_ids, _), size in zip(rows, lengths, strict=True)],
+            [list(scores[:size]) for (_, scores), size in zip(rows, lengths, strict=True)],
+        )
+
+
+class AnsweringEngine(Protocol):
+    """Continues prompts: what a figure of generated answers asks of an engine."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, weights_version: str) -> Continued:
+        """Continue every prompt; refuses weights other than the ones it holds."""
+        ...
 
 
 class Engine(Protocol):

@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from infra.step import Artifact, Output, Record, step
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.evaluation.choice_scores import score_choices
@@ -38,6 +40,7 @@ from tasks.evaluation.items import (
     num_non_finite,
     of_requests,
     passed_at_k,
+    seed_noise_of,
     text_once,
     write_items,
 )
@@ -86,6 +89,9 @@ class Evaluation(Record):
     harmless_answered_share: float | None = None
     intervals: dict[str, Interval]
     """95 % intervals by figure; a figure that is not finite has none."""
+    seed_noise: dict[str, float] = Field(default_factory=dict)
+    """Standard deviation of each sampled figure between runs that differ only in the seeds, from the spread of the
+    samples_per_problem answers to each item; figures of greedy answers and of likelihoods have none."""
     expert_load: tuple[float, ...] = ()
     """The most used expert over the mean on the documents, per layer with experts."""
     expert_cv: tuple[float, ...] = ()
@@ -191,10 +197,19 @@ def _evaluation(
             for name, (lower, upper) in intervals.items()
             if math.isfinite(lower + upper)
         },
+        seed_noise=_seed_noise(items),
         expert_load=tuple(round(use.load, 6) for use in experts),
         expert_cv=tuple(round(use.cv, 6) for use in experts),
         num_dead_experts=tuple(use.num_dead for use in experts),
     )
+
+
+def _seed_noise(items: list[Item]) -> dict[str, float]:
+    """Of every figure whose items have several answers."""
+    kinds = {"pass_at_1": CHAT_PROBLEM, "agentic_success": TASK, "safe_answer_share": SAFETY}
+    sampled = [item for item in items if item.num_samples > 1]
+    asked = {figure: [item for item in sampled if item.kind == kind] for figure, kind in kinds.items()}
+    return {figure: round(seed_noise_of(group), 6) for figure, group in asked.items() if group}
 
 
 def _answered_requests(items: list[Item]) -> dict[str, list[Item]]:

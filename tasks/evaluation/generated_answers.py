@@ -1,5 +1,5 @@
 """Verified problems, continued greedily as plain text; problems and requests asked as conversations, with sampled
-answers."""
+answers. Of any engine: also those by which the formats of a release are compared."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from infra.step import Output, Progress
 from model.text.chat_template import answer_of, encode, problem_prompt
 from tasks.data.problems.refusals import behaves
-from tasks.evaluation.engine import Engine, document_token_ids, end_token_ids
-from tasks.evaluation.items import ARITHMETIC, SAFETY, Item
+from tasks.evaluation.engine import AnsweringEngine, document_token_ids, end_token_ids
+from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, SAFETY, Item
 from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from configs.schema import EvaluationRecipe
+    from configs.schema import EvaluationRecipe, FormatRecipe
 
 PROBLEMS_PER_REPORT = 64
 """Number of problems that the engine is given between two progress reports; the seeds of the sampled answers count
@@ -26,7 +26,7 @@ these blocks."""
 
 
 def continue_problems(
-    engine: Engine,
+    engine: AnsweringEngine,
     tokenizer: Tokenizer,
     problems: Sequence[Question],
     max_new_tokens: int,
@@ -65,8 +65,13 @@ def continue_problems(
             )
 
 
+def chat_prompt(tokenizer: Tokenizer, problem: Question, recipe: EvaluationRecipe) -> list[int]:
+    """The tokens of a conversation that asks a problem."""
+    return encode(tokenizer, problem_prompt(problem.text, recipe.enable_thinking))[0]
+
+
 def answer_chats(
-    engine: Engine,
+    engine: AnsweringEngine,
     tokenizer: Tokenizer,
     problems: Sequence[Question],
     recipe: EvaluationRecipe,
@@ -88,7 +93,7 @@ def answer_chats(
         sampling = Sampling(
             max_new_tokens=recipe.max_answer_tokens, temperature=recipe.temperature, stop_token_ids=stops, seed=start
         )
-        prompts = [encode(tokenizer, problem_prompt(problem.text, recipe.enable_thinking))[0] for problem in asked]
+        prompts = [chat_prompt(tokenizer, problem, recipe) for problem in asked]
         repeated = [prompt for prompt in prompts for _ in range(recipe.samples_per_problem)]
         try:
             generation = engine.generate(repeated, sampling, weights_version)
@@ -125,3 +130,34 @@ def _is_right(problem: Question, answer: str, is_ended: bool) -> bool:
     if problem.kind == SAFETY:
         return is_ended and answer != "" and behaves(answer, problem.answer)
     return answer == problem.answer
+
+
+def asked_problems(questions: Sequence[Question], recipe: FormatRecipe) -> dict[str, list[Question]]:
+    """By kind the first of those that the checkpoint was asked: the same draws belong to them."""
+    return {
+        kind: [question for question in questions if question.kind == kind][: recipe.num_problems]
+        for kind in (CHAT_PROBLEM, ARITHMETIC)
+    }
+
+
+def longest_answer(tokenizer: Tokenizer, problems: dict[str, list[Question]], recipe: EvaluationRecipe) -> int:
+    """Tokens of the longest prompt and the most that may follow it."""
+    chats = [chat_prompt(tokenizer, problem, recipe) for problem in problems[CHAT_PROBLEM]]
+    texts = [document_token_ids(tokenizer, problem.text) for problem in problems[ARITHMETIC]]
+    return max(max(map(len, chats)) + recipe.max_answer_tokens, max(map(len, texts)) + recipe.max_new_tokens)
+
+
+def answer_problems(
+    engine: AnsweringEngine,
+    tokenizer: Tokenizer,
+    problems: dict[str, list[Question]],
+    recipe: EvaluationRecipe,
+    weights_version: str,
+    output: Output,
+) -> list[Item]:
+    """One item per problem, as an evaluation has them."""
+    version = weights_version
+    return [
+        *answer_chats(engine, tokenizer, problems[CHAT_PROBLEM], recipe, version, output),
+        *continue_problems(engine, tokenizer, problems[ARITHMETIC], recipe.max_new_tokens, version, output),
+    ]

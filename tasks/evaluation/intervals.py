@@ -23,6 +23,8 @@ RESAMPLES_AT_ONCE = 100
 """Counts per item in a block of resamples; it bounds memory."""
 BOOTSTRAP_SEED = 46
 TAIL = 0.025
+NORMAL_QUANTILE = 1.959964
+"""The 97.5 % quantile of the normal distribution."""
 ROUNDING = 1e-12
 """Relative spread below which items differ only by rounding."""
 
@@ -127,6 +129,21 @@ def paired_share_interval(differences: Sequence[float], num_pairs: Sequence[int]
     num_items = len(differences) + 2
     half = t_quantile(num_items - 1) * _standard_error(squares + 1 + 2 * mean**2, num_items, total)
     return max(-1.0, mean - half), min(1.0, mean + half)
+
+
+def seed_noise(num_right: Sequence[int], num_sampled: Sequence[int]) -> float:
+    """Standard deviation of the mean share of right answers between runs that differ only in the seeds of sampling.
+
+    Every item was answered with several seeds, and the answers differ as they would between runs: a share p of k
+    answers has the variance p (1 - p) / (k - 1), estimated without bias. An item with one answer, a greedy one, adds
+    none.
+    """
+    variances = (
+        right * (tried - right) / (tried * tried * (tried - 1))
+        for right, tried in zip(num_right, num_sampled, strict=True)
+        if tried > 1
+    )
+    return math.sqrt(sum(variances)) / len(num_right)
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:

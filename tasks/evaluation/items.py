@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.data.records.documents import REPOSITORY
-from tasks.evaluation.intervals import Interval, pass_at_k, ratio_interval, share_interval
+from tasks.evaluation.intervals import Interval, pass_at_k, ratio_interval, seed_noise, share_interval
 
 if TYPE_CHECKING:
     import pyarrow
@@ -193,6 +193,12 @@ def accuracy_interval(items: Iterable[Item], kind: str) -> Interval:
     units = by_unit(items_of(items, kind))
     num_right = [sum(item.num_right for item in unit) for unit in units]
     return share_interval(num_right, [sum(item.num_samples for item in unit) for unit in units])
+
+
+def seed_noise_of(items: Sequence[Item]) -> float:
+    """Standard deviation of the items' accuracy between runs that differ only in the seeds of sampling; 0 for greedy
+    answers."""
+    return seed_noise([item.num_right for item in items], [item.num_samples for item in items])
 
 
 def of_requests(items: Iterable[Item], label: str) -> list[Item]:

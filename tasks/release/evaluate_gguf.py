@@ -1,7 +1,9 @@
-"""Step: measures bits per byte of each GGUF file on the suite's first documents, with llama.cpp itself.
+"""Step: measures each GGUF file with llama.cpp itself: bits per byte of the suite's first documents, and the answers to
+its first problems.
 
-In: GGUF files, the checkpoint whose tokenizer they carry, the evaluation suite. Out: gguf_scores.json, per type and
-document the log-probability and bytes. It starts the model server on loopback for each file in turn.
+In: GGUF files, the checkpoint whose tokenizer they carry, the suite, and what the checkpoint answered to it. Out:
+gguf_scores.json, per type and document the log-probability and bytes; items-TYPE.parquet, the answers as an evaluation
+has them. It starts the model server on loopback for each file in turn.
 """
 
 from __future__ import annotations
@@ -9,20 +11,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.schema import SERVED_GGUF_TYPE
 from infra.step import Artifact, Output, Progress, Record, step
+from tasks.evaluation.comparisons import FigureChange, ServedFigures, figure_changes
 from tasks.evaluation.engine import load_tokenizer
-from tasks.evaluation.items import DOCUMENT
-from tasks.evaluation.suite import read_suite
+from tasks.evaluation.generated_answers import answer_problems, asked_problems, longest_answer
+from tasks.evaluation.items import DOCUMENT, Item, read_items, write_items
+from tasks.evaluation.suite import Question, read_suite
 from tasks.release.leading_texts import LeadingText, leading_texts
-from tasks.release.served_scoring import CONTEXT_MARGIN, FILLER, ServedScorer
+from tasks.release.served_scoring import CONTEXT_MARGIN, FILLER, ServedEngine, ServedScorer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from configs.schema import ReleaseRecipe, ServingResources
+    from configs.schema import FormatRecipe, ServingResources
+    from tasks.evaluation.evaluate_checkpoint import Evaluation
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
     from tasks.release.convert_to_gguf import GgufFiles
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
@@ -38,30 +43,56 @@ class GgufEvaluation(Record):
     num_tokens: int
     num_bytes: int
     """Of the scored text."""
+    figures: dict[str, dict[str, FigureChange]]
+    """By type, what became of each figure of answers: the served type is beside the checkpoint, the others are beside
+    the served one."""
+
+    @property
+    def served(self) -> ServedFigures:
+        """What users of the released file get."""
+        return ServedFigures(figures=self.figures[SERVED_GGUF_TYPE])
 
 
-@step(content=("gguf_scores.json",), evidence=("server-*.log",), distributions=("xllamacpp", "tokenizers", "pyarrow"))
+@step(
+    content=("gguf_scores.json", "items-*.parquet"),
+    evidence=("server-*.log",),
+    distributions=("xllamacpp", "tokenizers", "pyarrow", "numpy", "scipy"),
+)
 def evaluate_gguf(
     *,
     gguf: Artifact[GgufFiles],
     checkpoint: Artifact[TrainedCheckpoint],
     suite: Artifact[EvaluationSuite],
-    recipe: ReleaseRecipe,
+    evaluation: Artifact[Evaluation],
+    recipe: FormatRecipe,
     resources: ServingResources,
     output: Output,
 ) -> GgufEvaluation:
     """`resources` name threads and time limit; port and context length are chosen here."""
+    from infra.serving.model_server import Access, running_model_server
+
     tokenizer = load_tokenizer(checkpoint.path("hf/tokenizer.json"))
-    texts = _choose_texts(tokenizer, suite.path("suite.parquet"), recipe)
+    questions = read_suite(suite.path("suite.parquet"))
+    texts, problems = _choose_texts(tokenizer, questions, recipe), asked_problems(questions, recipe)
     vocab_size = json.loads(checkpoint.path("hf/config.json").read_text(encoding="utf-8"))["vocab_size"]
     filler = tokenizer.token_to_id(FILLER)
     assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
+    room = max(*(len(text.token_ids) for text in texts), longest_answer(tokenizer, problems, recipe.answers))
+    num_slots = recipe.answers.samples_per_problem
+    private = resources.model_copy(update={"port": 0, "context_length": room + CONTEXT_MARGIN})
     scores: dict[str, list[float]] = {}
+    answers: dict[str, list[Item]] = {}
     for gguf_type, file_name in gguf.record.file_names.items():
         output.report(Progress(len(scores), len(gguf.record.file_names), "files", f"llama.cpp scores {file_name}"))
-        scores[gguf_type] = _score_file(
-            gguf.path(file_name), texts, filler, vocab_size, resources, output.path(f"server-{gguf_type}.log")
-        )
+        log_path = output.path(f"server-{gguf_type}.log")
+        with (
+            running_model_server(gguf.path(file_name), private, log_path, access=Access(num_slots=num_slots)) as server,
+            ServedScorer(server.url, filler, vocab_size) as scorer,
+        ):
+            scores[gguf_type] = [_score_text(scorer, text) for text in texts]
+            engine = ServedEngine(scorer, num_slots, gguf.digest)
+            answers[gguf_type] = answer_problems(engine, tokenizer, problems, recipe.answers, gguf.digest, output)
+        write_items(output.path(f"items-{gguf_type}.parquet"), answers[gguf_type])
     num_bytes = sum(text.num_bytes for text in texts)
     rows = {
         gguf_type: [
@@ -80,6 +111,15 @@ def evaluate_gguf(
         num_documents=len(texts),
         num_tokens=sum(sum(text.is_scored) for text in texts),
         num_bytes=num_bytes,
+        figures={
+            gguf_type: figure_changes(
+                items,
+                read_items(evaluation.path("items.parquet"))
+                if gguf_type == SERVED_GGUF_TYPE
+                else answers[SERVED_GGUF_TYPE],
+            )
+            for gguf_type, items in answers.items()
+        },
     )
 
 
@@ -87,35 +127,15 @@ def _finite(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None
 
 
-def _choose_texts(tokenizer: Tokenizer, suite_path: Path, recipe: ReleaseRecipe) -> list[LeadingText]:
-    documents = [question for question in read_suite(suite_path) if question.kind == DOCUMENT]
-    if len(documents) < recipe.num_quantization_documents:
+def _choose_texts(tokenizer: Tokenizer, questions: Sequence[Question], recipe: FormatRecipe) -> list[LeadingText]:
+    documents = [question for question in questions if question.kind == DOCUMENT]
+    if len(documents) < recipe.num_documents:
         raise ValueError(
             f"the suite holds {len(documents)} documents, release.recipe.num_quantization_documents asks for "
-            f"{recipe.num_quantization_documents}: lower it, or raise evaluation.recipe.max_document_tokens"
+            f"{recipe.num_documents}: lower it, or raise evaluation.recipe.max_document_tokens"
         )
-    return leading_texts(
-        tokenizer, documents[: recipe.num_quantization_documents], recipe.max_quantization_document_tokens
-    )
+    return leading_texts(tokenizer, documents[: recipe.num_documents], recipe.max_document_tokens)
 
 
-def _score_file(
-    gguf_path: Path,
-    texts: Sequence[LeadingText],
-    filler: int,
-    vocab_size: int,
-    resources: ServingResources,
-    log_path: Path,
-) -> list[float]:
-    from infra.serving.model_server import running_model_server
-
-    context_length = max(len(text.token_ids) for text in texts) + CONTEXT_MARGIN
-    private = resources.model_copy(update={"port": 0, "context_length": context_length})
-    with (
-        running_model_server(gguf_path, private, log_path) as server,
-        ServedScorer(server.url, filler, vocab_size) as scorer,
-    ):
-        return [
-            sum(value for value, counts in zip(scorer.score(text.token_ids), text.is_scored, strict=True) if counts)
-            for text in texts
-        ]
+def _score_text(scorer: ServedScorer, text: LeadingText) -> float:
+    return sum(value for value, counts in zip(scorer.score(text.token_ids), text.is_scored, strict=True) if counts)

@@ -1,8 +1,10 @@
-"""Step: measures what a quantized checkpoint lost, on every document of the suite.
+"""Step: measures what a quantized checkpoint lost, on every document of the suite and its first problems.
 
-In: the quantized checkpoint, the one it was made of, the suite. Out: quantized_scores.json, per document the
-log-probabilities by both. Both are computed by transformers in float32, and the quantized one as its engines do:
-weights as they are in the file, activations rounded where the format rounds them.
+In: the quantized checkpoint, the one it was made of, the suite, what the checkpoint answered to it. Out:
+quantized_scores.json, per document the log-probabilities by both; items.parquet, the quantized one's answers as an
+evaluation has them, drawn with the numbers that the checkpoint's were drawn with. Documents are computed by
+transformers in float32, and the quantized checkpoint as its engines do: weights as they are in the file, activations
+rounded where the format rounds them.
 """
 
 from __future__ import annotations
@@ -14,18 +16,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, step
+from tasks.evaluation.comparisons import FigureChange, figure_changes
 from tasks.evaluation.engine import load_tokenizer, reproducible_arithmetic
-from tasks.evaluation.items import DOCUMENT
+from tasks.evaluation.generated_answers import answer_problems, asked_problems
+from tasks.evaluation.items import DOCUMENT, read_items, write_items
 from tasks.evaluation.suite import read_suite
 from tasks.release.leading_texts import LeadingText, leading_texts
 from tasks.release.quantize_checkpoint import NUM_THREADS
 from tasks.release.routing import routing_agreement
+from tasks.release.transformers_engine import TransformersEngine
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from configs.schema import JobResources, ReleaseRecipe
+    from configs.schema import FormatRecipe, JobResources
+    from tasks.evaluation.evaluate_checkpoint import Evaluation
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
     from tasks.release.quantize_checkpoint import QuantizedCheckpoint
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
@@ -52,6 +58,8 @@ class QuantizedEvaluation(Record):
     num_bytes: int
     """Of the weights; `num_original_bytes` before."""
     num_original_bytes: int
+    figures: dict[str, FigureChange]
+    """What became of each figure of answers."""
 
 
 @dataclass
@@ -66,15 +74,25 @@ class Scores:
 
 
 @step(
-    content=("quantized_scores.json",),
-    distributions=("torch", "transformers", "llmcompressor", "compressed-tensors", "tokenizers", "pyarrow"),
+    content=("quantized_scores.json", "items.parquet"),
+    distributions=(
+        "torch",
+        "transformers",
+        "llmcompressor",
+        "compressed-tensors",
+        "tokenizers",
+        "pyarrow",
+        "numpy",
+        "scipy",
+    ),
 )
 def evaluate_quantized(
     *,
     quantized: Artifact[QuantizedCheckpoint],
     checkpoint: Artifact[TrainedCheckpoint],
     suite: Artifact[EvaluationSuite],
-    recipe: ReleaseRecipe,
+    evaluation: Artifact[Evaluation],
+    recipe: FormatRecipe,
     resources: JobResources,
     output: Output,
 ) -> QuantizedEvaluation:
@@ -82,11 +100,16 @@ def evaluate_quantized(
     from model.formats.quantized_checkpoint import load_original, load_quantized, num_weight_bits
 
     tokenizer = load_tokenizer(checkpoint.path("hf/tokenizer.json"))
-    documents = [question for question in read_suite(suite.path("suite.parquet")) if question.kind == DOCUMENT]
-    texts = leading_texts(tokenizer, documents, recipe.max_quantization_document_tokens)
+    questions = read_suite(suite.path("suite.parquet"))
+    documents = [question for question in questions if question.kind == DOCUMENT]
+    texts = leading_texts(tokenizer, documents, recipe.max_document_tokens)
     with reproducible_arithmetic(NUM_THREADS):
         theirs = _score(load_original(checkpoint.directory("hf")), texts, output)
-        ours = _score(load_quantized(quantized.directory("hf")), texts, output)
+        model = load_quantized(quantized.directory("hf"))
+        ours = _score(model, texts, output)
+        engine, problems = TransformersEngine(model, quantized.digest), asked_problems(questions, recipe)
+        items = answer_problems(engine, tokenizer, problems, recipe.answers, quantized.digest, output)
+    write_items(output.path("items.parquet"), items)
     num_bytes = sum(text.num_bytes for text in texts)
     rows = [
         {"item_id": text.item_id, "original": _finite(before), "quantized": _finite(after), "num_bytes": text.num_bytes}
@@ -107,6 +130,7 @@ def evaluate_quantized(
         num_tokens=sum(sum(text.is_scored) for text in texts),
         num_bytes=quantized.record.num_bytes,
         num_original_bytes=quantized.record.num_original_bytes,
+        figures=figure_changes(items, read_items(evaluation.path("items.parquet"))),
     )
 
 

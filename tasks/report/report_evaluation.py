@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 QUANTIZED, CHAMPION = "Quantized files", "Against champion and anchors"
 BENCHMARKS, PROMOTION = "Suite of benchmarks", "Promotion"
 SIGNS = {"held": "✓", "broken": "✗", "undecided": "?"}
-BOUND_COLUMNS = ("figure", "against", "measured", "95 % interval", "allowed", "items", "remark")
+BOUND_COLUMNS = ("figure", "against", "measured", "95 % interval", "noise floor", "allowed", "items", "remark")
 NO_CHAMPION = "There was no champion: nothing to compare with."
 DRAWN = {
     "bits_per_byte": "Bits per byte of held-out documents (lower is better)",
@@ -125,6 +125,9 @@ def figure_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
         (f"bits per byte, {name}", *(_number(record.bits_per_byte_by_domain.get(name)) for record in records))
         for name in domains
     ]
+    rows.append(
+        ("pass@1, standard deviation by seeds", *(_number(record.seed_noise.get("pass_at_1")) for record in records))
+    )
     return [*rows, *_benchmark_rows(phases), ("items not finite", *(str(record.num_non_finite) for record in records))]
 
 
@@ -245,7 +248,8 @@ def bound_row(bound: Bound) -> tuple[str, ...]:
     measured = "not finite" if bound.value is None else f"{bound.value:+.4f}" if bound.against else f"{bound.value:.4f}"
     allowed = "finite" if bound.limit is None else f"{bound.limit:+.4g}" if bound.against else f"{bound.limit:.4g}"
     remark = "" if bound.outcome == "held" else bound.sentence
-    return bound.figure, bound.against, measured, interval, allowed, str(bound.num_items or ""), remark
+    floor = f"{bound.noise_floor:.4f}" if bound.noise_floor else ""
+    return bound.figure, bound.against, measured, interval, floor, allowed, str(bound.num_items or ""), remark
 
 
 def _verdict(title: str, decision: GateDecision) -> str:

@@ -16,7 +16,14 @@ from flows.stages import without_required_gains
 from infra.home import Home
 from infra.step import Output, Record, step
 from infra.storage.open_store import open_store
-from tasks.evaluation.comparisons import FIGURES, bits_difference, compare
+from tasks.evaluation.comparisons import (
+    ANSWERED_KINDS,
+    FIGURES,
+    ServedFigures,
+    bits_difference,
+    compare,
+    figure_changes,
+)
 from tasks.evaluation.decide_gate import Anchors, decide_gate
 from tasks.evaluation.expert_use import ExpertUse, write_expert_use
 from tasks.evaluation.items import CHOICE, SAFETY, suite_digest, write_items
@@ -69,7 +76,7 @@ def decide(store, evaluated):
     """Commits evaluations with the given items and decides about the first; `anchors`: items by figure, or those of all
     figures."""
 
-    def run(items, champion=None, recipe=GATE, start=None, experts=BALANCED, anchors=None):
+    def run(items, champion=None, recipe=GATE, start=None, experts=BALANCED, anchors=None, served=None):
         rival, before = (None if others is None else evaluated(others) for others in (champion, start))
         named = dict.fromkeys(FIGURES, anchors) if isinstance(anchors, list) else anchors
         return commit(
@@ -80,6 +87,7 @@ def decide(store, evaluated):
             champion_evaluation=rival,
             anchors=None if named is None else Anchors({figure: evaluated(others) for figure, others in named.items()}),
             recipe=recipe,
+            served=None if served is None else ServedFigures(figures=figure_changes(served, items)),
         )
 
     return run
@@ -385,6 +393,54 @@ def test_tiny_asks_its_reinforcement_learning_for_a_gain_beyond_the_noise_of_its
     assert refused_by(decision) == (set() if accepted else {("pass_at_1", "start")})
 
 
+def answered(**shares):
+    """What a server answers: the items of the kinds that every format is asked."""
+    return [item for item in items_of(**shares) if item.kind in ANSWERED_KINDS]
+
+
+def test_a_served_file_must_not_answer_worse_than_its_checkpoint_beyond_the_noise(decide):
+    items, few = items_of(answers=answers_of(0.6)), answers_of(0.6)
+    assert decide(items, served=answered(answers=few)).record.accepted
+    unlucky = [["wrong", *given[1:]] if number % 4 == 0 else given for number, given in enumerate(few)]
+    decision = decide(items, served=answered(answers=unlucky))
+    bound = bound_of(decision, "pass_at_1 as served", "checkpoint")
+    assert bound.value == pytest.approx(-0.025) and bound.outcome == "held" and decision.record.accepted
+    assert bound.noise_floor == pytest.approx(1.96 * math.sqrt(2 * 0.24 / 9 / NUM_ITEMS), rel=0.05)
+    decision = decide(items, served=answered(answers=answers_of(0.4)))
+    assert refused_by(decision) == {("pass_at_1 as served", "checkpoint")}
+    assert decision.record.refusals[0].startswith("pass_at_1 as served is 0.4000, -0.2000 [")
+    decision = decide(items, served=answered(answers=few, arithmetic=0.8))
+    assert refused_by(decision) == {("arithmetic_accuracy as served", "checkpoint")}
+
+
+def test_a_gain_within_the_noise_floor_moves_no_anchor(decide):
+    """Seven problems of ten got one more right answer of ten: the interval excludes 0, other seeds may do as much."""
+    few = answers_of(0.5)
+    lucky = [[str(n), *given[:-1]] if n % 10 < 7 else given for n, given in enumerate(few)]
+    reigning, candidate = items_of(answers=few), items_of(answers=lucky)
+    (compared,) = compare("pass_at_1", candidate, reigning)
+    difference = compared.difference
+    assert difference.gain[0] > 0 and difference.value < difference.noise_floor
+    assert "pass_at_1" not in decide(candidate, reigning, anchors=reigning).record.anchored
+    above = items_of(answers=answers_of(0.6))
+    assert "pass_at_1" in decide(above, reigning, anchors=reigning).record.anchored
+
+
+def test_greedy_figures_have_the_noise_that_two_engines_show(decide):
+    """Twelve of 40 problems are decided otherwise by llama.cpp, half of them rightly: a gain of ten is none."""
+    reigning, candidate = items_of(arithmetic=0.5), items_of(arithmetic=0.75)
+    agreeing, other = answered(arithmetic=0.75), answered(arithmetic=0.75)
+    numbers = [n for n, item in enumerate(other) if item.kind == "arithmetic"]
+    for n in (*numbers[:6], *numbers[-6:]):
+        right = 1 - other[n].num_right
+        other[n] = replace(other[n], score=float(right), num_right=right)
+    for served, floor in ((agreeing, 0.0), (other, 0.3)):
+        decision = decide(candidate, reigning, anchors=reigning, served=served)
+        bound = bound_of(decision, "arithmetic_accuracy", "champion")
+        assert bound.noise_floor == floor and decision.record.accepted
+        assert ("arithmetic_accuracy" in decision.record.anchored) is (floor == 0)
+
+
 def test_margins_do_not_add_up_over_releases(decide):
     """Each release is 0.9 margins worse than the one before: the first passes, the second is refused by the anchor, not
     by the champion."""
@@ -599,6 +655,7 @@ def decide_files(store):
             calibration_rows=8,
             num_quantization_documents=1,
             max_quantization_document_tokens=1,
+            num_answered_problems=1,
         )
         return commit(
             store,

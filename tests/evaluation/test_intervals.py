@@ -15,6 +15,7 @@ from tasks.evaluation.intervals import (
     paired_share_interval,
     pass_at_k,
     ratio_interval,
+    seed_noise,
     share_interval,
     t_quantile,
 )
@@ -28,6 +29,18 @@ NOISE = 0.025
 def fewer_resamples(monkeypatch):
     """A simulation takes 500 bootstraps: the noise of 400 resamples averages out."""
     monkeypatch.setattr("tasks.evaluation.intervals.NUM_RESAMPLES", 400)
+
+
+def test_the_noise_of_seeds_is_what_runs_with_other_seeds_spread():
+    """Four answers to each of 60 problems that differ in difficulty, 2,000 runs; one run alone estimates it."""
+    chance = np.random.default_rng(46)
+    chances = chance.beta(1, 1, 60)
+    runs = chance.binomial(4, chances, (2000, 60))
+    spread = (runs.mean(1) / 4).std()
+    estimates = np.array([seed_noise(run.tolist(), [4] * 60) for run in runs[:200]])
+    assert estimates.mean() == pytest.approx(spread, rel=0.05)
+    assert estimates.std() < spread / 8
+    assert seed_noise([1, 0, 1], [1, 1, 1]) == 0, "greedy"
 
 
 @pytest.mark.parametrize("num_right", range(6))

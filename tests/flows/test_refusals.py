@@ -47,6 +47,24 @@ def test_a_release_that_a_person_refused_is_refused_and_the_aliases_stay(ended):
     assert [sentence.startswith("Ada refused the release on ") for sentence in run["reasons"]] == [True]
 
 
+def test_what_the_formats_of_the_champion_lost_can_be_asked_later(ended):
+    """Q8_0 answers as F32 does, and F32 as the checkpoint, of which nine in ten answers are right."""
+    compared = ended[FEW[-1]]["formats"]
+    assert compared["target"] == "glm46-refused version 2"
+    assert [(each["name"], each["bits_per_byte_change"]) for each in compared["formats"]] == [
+        ("F32", None),
+        ("Q8_0", 0),
+    ]
+    for each in compared["formats"]:
+        assert {figure: made["value"] for figure, made in each["figures"].items()} == {
+            "pass_at_1": 0.9,
+            "arithmetic_accuracy": 1.0,
+        }
+        assert each["figures"]["pass_at_1"]["change"] == 0
+        low, high = each["figures"]["pass_at_1"]["change_interval"]
+        assert low < 0 < high
+
+
 def test_a_release_that_asks_a_person_is_refused_before_it_begins_where_no_servers_stay(tmp_path):
     scale = load_scale("micro")
     refuse_unanswerable_release(Home(tmp_path), scale)

@@ -23,12 +23,21 @@ from model.formats.gguf_types import quantize
 from model.formats.hf_checkpoint import load_model
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.evaluation.engine import document_token_ids, special_token_id
+from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.release.checkpoint_source import open_source
 from tasks.release.convert_to_gguf import GgufFiles
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.gguf_comparison import compare_gguf
-from tests.support.evaluation_fakes import DOCUMENTS, VOCAB_SIZE, commit, evaluation_suite, toy_tokenizer
+from tests.support.evaluation_fakes import (
+    DOCUMENTS,
+    EVALUATION_RESOURCES,
+    VOCAB_SIZE,
+    commit,
+    evaluation_suite,
+    toy_tokenizer,
+)
+from tests.support.evaluation_fakes import RECIPE as ANSWERS
 from tests.support.evaluation_fakes import checkpoint as toy_checkpoint
 from tests.support.model_recipes import GLM46, random_model
 from tests.support.saved_models import save_checkpoint
@@ -197,6 +206,8 @@ def test_a_format_that_loses_too_much_is_refused_by_name(store):
         }
     )
     trained, texts = toy_checkpoint(store, "trained"), evaluation_suite(store)
+    answered = {"checkpoint": trained, "suite": texts, "recipe": ANSWERS, "resources": EVALUATION_RESOURCES}
+    own = commit(store, evaluate_checkpoint, **answered)
 
     def measured(name, edit):
         @step(content=("*.gguf",))
@@ -217,7 +228,8 @@ def test_a_format_that_loses_too_much_is_refused_by_name(store):
                 num_calibration_tokens=0,
             )
 
-        given = {"checkpoint": trained, "suite": texts, "recipe": recipe, "resources": SERVING}
+        given = {"checkpoint": trained, "suite": texts, "evaluation": own, "resources": SERVING}
+        given |= {"recipe": recipe.format_recipe(ANSWERS)}
         scores = commit(store, evaluate_gguf, gguf=commit(store, convert_to_gguf, name, checkpoint=trained), **given)
         none = QuantizedEvaluations({})
         return commit(store, decide_quantization, gguf_evaluation=scores, quantized=none, recipe=recipe).record

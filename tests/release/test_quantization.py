@@ -8,6 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from model.formats.hf_checkpoint import load_model
 from model.formats.quantized_checkpoint import load_original, load_quantized, write_quantized
+from model.generation.generation import InProcessEngine
+from model.generation.sampling import Sampling
+from tasks.release.transformers_engine import TransformersEngine
 from tests.support.evaluation_fakes import toy_tokenizer
 from tests.support.model_recipes import GLM46, random_model
 from tests.support.saved_models import save_checkpoint
@@ -118,6 +121,21 @@ def test_the_unquantized_model_is_ours(source):
     ids = torch.tensor(ROWS)
     with torch.no_grad():
         torch.testing.assert_close(load_original(source)(ids).logits, model(ids).logits_BTV, rtol=1e-3, atol=1e-3)
+
+
+def test_the_unquantized_model_draws_what_our_engine_draws(source):
+    """Prompts of several lengths in one batch; so a paired change of pass@1 is the format's too."""
+    model = load_model(source)
+    ours = InProcessEngine(model, weights_version="v", batch_sequences=3)
+    theirs, stops = TransformersEngine(load_original(source), "v"), tuple(range(0, RECIPE.vocab_size, 7))
+    prompts = [row[: 5 + 3 * number] for number, row in enumerate(ROWS) for _ in range(2)]
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(12, temperature, stop_token_ids=stops, seed=3)
+        one, two = (engine.generate(prompts, sampling, "v") for engine in (ours, theirs))
+        assert one.token_ids == two.token_ids
+        assert len({len(row) for row in two.token_ids}) > 1
+        for first, second in zip(one.log_probabilities, two.log_probabilities, strict=True):
+            assert second == pytest.approx(first, abs=1e-3)
 
 
 def test_awq_divides_and_multiplies_by_the_same_numbers(source, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,17 +25,28 @@ from infra.home import Home
 from infra.serving.model_server import Access, is_healthy, running_model_server, start_model_server
 from infra.storage.open_store import open_store
 from model.formats.gguf_checkpoint import write_gguf
-from tasks.evaluation.engine import document_token_ids
+from tasks.evaluation.engine import document_token_ids, special_token_id
+from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
+from tasks.evaluation.items import read_items
 from tasks.evaluation.suite import read_suite
 from tasks.release.convert_to_gguf import convert_to_gguf
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import MIN_COMPARED_TOKENS, SHORT_TOKENS, ReferenceAnswer, generate_reference
-from tasks.release.served_scoring import ServedScorer
+from tasks.release.served_scoring import ServedEngine, ServedScorer
 from tasks.release.smoke_test import SMOKE_SLOTS, smoke_test
 from tasks.release.token_bytes import ends_inside_character, token_bytes
 from tests.conftest import ROOT
-from tests.support.evaluation_fakes import DOCUMENTS, VOCAB_SIZE, checkpoint, commit, evaluation_suite, toy_tokenizer
+from tests.support.evaluation_fakes import (
+    DOCUMENTS,
+    EVALUATION_RESOURCES,
+    VOCAB_SIZE,
+    checkpoint,
+    commit,
+    evaluation_suite,
+    toy_tokenizer,
+)
+from tests.support.evaluation_fakes import RECIPE as ANSWERS
 from tests.support.toy_steps import local_output
 
 RELEASE_RESOURCES = load_scale("micro").release.resources
@@ -52,6 +65,7 @@ RECIPE = ReleaseRecipe(
     calibration_rows=8,
     num_quantization_documents=6,
     max_quantization_document_tokens=24,
+    num_answered_problems=20,
 )
 SERVING = ServingResources(host="127.0.0.1", port=0, context_length=1024, num_threads=1, startup_timeout_seconds=30)
 
@@ -117,13 +131,16 @@ def test_llama_cpp_scores_what_our_engine_scores(store, served):
             assert scorer.score(token_ids) == pytest.approx(expected, abs=1e-4)
 
 
-def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite):
-    import math
-
+def asked(store, suite, recipe=RECIPE):
+    """What the files of the trained model are asked."""
     trained = checkpoint(store, "trained")
-    evaluation = commit(
-        store, evaluate_gguf, gguf=gguf, checkpoint=trained, suite=suite, recipe=RECIPE, resources=SERVING
-    )
+    answered = {"checkpoint": trained, "suite": suite}
+    own = commit(store, evaluate_checkpoint, recipe=ANSWERS, resources=EVALUATION_RESOURCES, **answered)
+    return answered | {"evaluation": own, "recipe": recipe.format_recipe(ANSWERS)}
+
+
+def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite):
+    evaluation = commit(store, evaluate_gguf, gguf=gguf, resources=SERVING, **asked(store, suite))
     documents = [question for question in read_suite(suite.path("suite.parquet")) if question.kind == "document"][:6]
     ids = [document_token_ids(toy_tokenizer(), document.text)[:25] for document in documents]
     ours = -sum(map(sum, engine_of(store).score(ids))) / math.log(2) / evaluation.record.num_bytes
@@ -139,9 +156,59 @@ def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite
     assert decision.record.accepted, decision.record.refusals
 
 
+def test_the_served_file_answers_the_same_problems(store, gguf, suite):
+    """Greedily as our engine does; sampled answers are other draws from the same probabilities."""
+    given = asked(store, suite)
+    evaluation = commit(store, evaluate_gguf, gguf=gguf, resources=SERVING, **given)
+    own = {item.item_id: item for item in read_items(given["evaluation"].path("items.parquet"))}
+    served = read_items(evaluation.path("items-F32.parquet"))
+    assert Counter(item.kind for item in served) == {"arithmetic": 20, "chat_problem": 20}
+    for item in served:
+        same = own[item.item_id]
+        assert (item.prompt_digest, item.num_samples) == (same.prompt_digest, same.num_samples)
+        if item.kind == "arithmetic":
+            assert item.output == same.output
+            assert item.log_probability == pytest.approx(same.log_probability, abs=1e-3)
+    assert any(item.output != own[item.item_id].output for item in served if item.kind == "chat_problem")
+    change = evaluation.record.served.figures["arithmetic_accuracy"]
+    assert (change.change, change.disagreement, change.num_answers) == (0, 0, 20)
+    sampled = evaluation.record.figures["Q8_0"]["pass_at_1"]
+    assert sampled.before == evaluation.record.figures["F32"]["pass_at_1"].value
+    assert (sampled.num_items, sampled.num_answers) == (20, 80)
+
+
+def test_the_server_draws_from_our_probabilities(store, gguf, tmp_path):
+    from model.generation.sampling import Sampling
+
+    prompt, num_draws = document_token_ids(toy_tokenizer(), "Привет, "), 400
+    with (
+        running_model_server(
+            gguf.path("model-F32.gguf"), SERVING, tmp_path / "log", access=Access(num_slots=4)
+        ) as server,
+        ServedScorer(server.url, special_token_id(toy_tokenizer(), "a"), VOCAB_SIZE) as scorer,
+    ):
+        served = ServedEngine(scorer, 4, "v")
+        drawn = served.generate([prompt] * num_draws, Sampling(1, 2.0, seed=1), "v")
+        longer = [served.generate([prompt] * 6, Sampling(8, 1.0, seed=seed), "v") for seed in (3, 3, 4)]
+    answers, again, others = longer
+    assert answers == again and answers.token_ids != others.token_ids
+    assert len(set(map(tuple, answers.token_ids))) > 1
+    ours = engine_of(store).score([[*prompt, *token_ids] for token_ids in answers.token_ids])
+    for scores, reported in zip(ours, answers.log_probabilities, strict=True):
+        assert reported == pytest.approx(scores[len(prompt) - 1 :], abs=1e-4)
+
+    every = engine_of(store).score([[*prompt, token_id] for token_id in range(VOCAB_SIZE)])
+    flat = [math.exp(row[-1] / 2) for row in every]  # temperature 2
+    counts = Counter(token_ids[0] for token_ids in drawn.token_ids)
+    for token_id, _ in counts.most_common(3):
+        share = flat[token_id] / sum(flat)
+        spread = math.sqrt(share * (1 - share) / num_draws)
+        assert abs(counts[token_id] / num_draws - share) < 4 * spread, (token_id, share)
+
+
 def test_threads_change_no_score(store, gguf, suite, tmp_path):
     short = RECIPE.model_copy(update={"num_quantization_documents": 2, "max_quantization_document_tokens": 8})
-    given = {"gguf": gguf, "checkpoint": checkpoint(store, "trained"), "suite": suite, "recipe": short}
+    given = {"gguf": gguf, **asked(store, suite, short)}
     other = open_store(None, Home(tmp_path))
     one = commit(store, evaluate_gguf, **given, resources=SERVING)
     two = commit(other, evaluate_gguf, **given, resources=SERVING.model_copy(update={"num_threads": 2}))

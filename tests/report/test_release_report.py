@@ -190,7 +190,14 @@ def test_every_bound_of_every_gate_is_shown(report, phases):
         for bound in phase.decision.record.bounds:
             sign, signed = {"held": "✓", "broken": "✗", "undecided": "?"}[bound.outcome], "+" if bound.against else ""
             interval = "" if bound.interval is None else "[{:+.4f}, {:+.4f}]".format(*bound.interval)
-            shown = [f"{bound.value:{signed}.4f}", interval, f"{bound.limit:{signed}.4g}", str(bound.num_items or "")]
+            floor = f"{bound.noise_floor:.4f}" if bound.noise_floor else ""
+            shown = [
+                f"{bound.value:{signed}.4f}",
+                interval,
+                floor,
+                f"{bound.limit:{signed}.4g}",
+                str(bound.num_items or ""),
+            ]
             assert [
                 sign,
                 bound.figure,

@@ -33,7 +33,7 @@ from infra.step import Artifact, Output, Step, step
 from infra.storage.open_store import open_store
 from infra.storage.store import Store
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation
-from tasks.evaluation.comparisons import FIGURES
+from tasks.evaluation.comparisons import ANSWERED_KINDS, FIGURES, figure_changes
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
 from tasks.evaluation.items import CHOICE, Item, suite_digest, write_items
@@ -69,6 +69,8 @@ class Case:
     quantization_loss: float = 0.0
     found_needles: float = 0.9
     """Share of the suite's items that are answered rightly."""
+    served_answers: float | None = None
+    """Share of right answers of the served file to the problems in conversations; None: those of the checkpoint."""
     serves_other_weights: bool = False
     exports_other_weights: bool = False
     from_stage: str = "release_model"
@@ -132,6 +134,7 @@ CASES = {
         same(), "accuracy of benchmark needle differs from the champion's by -0.4000", found_needles=0.5
     ),
     "quantization": Case(same(), "bits per byte that Q8_0 loses against F32 0.5000", quantization_loss=0.5),
+    "served answers": Case(same(), "pass_at_1 as served is 0.7000, -0.2000", served_answers=0.7),
     "served weights": Case(same(), "smoke test: ", serves_other_weights=True),
     "exported weights": Case(same(), "parity: transformers at ", exports_other_weights=True),
 }
@@ -215,10 +218,16 @@ def convert_to_gguf(*, checkpoint, recipe, output: Output, importance=None) -> G
 
 
 @step(content=("gguf_scores.json",))
-def evaluate_gguf(*, gguf, checkpoint, suite, recipe, resources, output: Output) -> GgufEvaluation:
-    """The loss that is planned for the candidate."""
+def evaluate_gguf(*, gguf, checkpoint, suite, evaluation, recipe, resources, output: Output) -> GgufEvaluation:
+    """The losses that are planned for the candidate."""
     output.path("gguf_scores.json").write_text("{}")
-    bits: dict[str, float | None] = {"F32": 1.0, "Q8_0": 1.0 + case_of(checkpoint).quantization_loss}
+    case = case_of(checkpoint)
+    own = [item for item in case.items() if item.kind in ANSWERED_KINDS]
+    share = case.served_answers
+    served = (
+        own if share is None else [each for each in items_of(answers=answers_of(share)) if each.kind in ANSWERED_KINDS]
+    )
+    bits: dict[str, float | None] = {"F32": 1.0, "Q8_0": 1.0 + case.quantization_loss}
     return GgufEvaluation(
         checkpoint_digest=checkpoint.digest,
         bits_per_byte=bits,
@@ -226,6 +235,7 @@ def evaluate_gguf(*, gguf, checkpoint, suite, recipe, resources, output: Output)
         num_documents=1,
         num_tokens=1,
         num_bytes=1,
+        figures={"F32": figure_changes(served, own), "Q8_0": figure_changes(served, served)},
     )
 
 
@@ -314,6 +324,7 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
     import flows.quantize_model
     import flows.release_model
     import flows.train_phases
+    from flows.cli.serving.compare_formats import compare_formats
     from infra.registry.model_registry import open_registry
     from tasks.data.sources.list_sources import SourceListing
 
@@ -361,6 +372,7 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
                 "aliases": {key: str(value) for key, value in aliases.items()},
                 **outcome,
             }
+    ended[names[-1]]["formats"] = compare_formats("champion", home, str(scale), None).model_dump(mode="json")
     return ended
 
 

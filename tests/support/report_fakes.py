@@ -39,6 +39,7 @@ RELEASE = ReleaseRecipe(
     calibration_rows=8,
     num_quantization_documents=2,
     max_quantization_document_tokens=8,
+    num_answered_problems=2,
 )
 SERVING = ServingResources(host="127.0.0.1", port=0, context_length=256, num_threads=1, startup_timeout_seconds=30)
 MARGINS = MarginRecipe(
@@ -190,9 +191,8 @@ def write_toy_report(
     """Of a run that was released; a person may have answered."""
     last = phases.last
     gguf = commit(store, convert_to_gguf, checkpoint=last.checkpoint, recipe=RELEASE)
-    scored = commit(
-        store, evaluate_gguf, gguf=gguf, checkpoint=last.checkpoint, suite=data.suite, recipe=RELEASE, resources=SERVING
-    )
+    given = {"checkpoint": last.checkpoint, "suite": data.suite, "evaluation": last.evaluation, "resources": SERVING}
+    scored = commit(store, evaluate_gguf, gguf=gguf, recipe=RELEASE.format_recipe(RECIPE), **given)
     released = commit(
         store, decide_quantization, gguf_evaluation=scored, quantized=QuantizedEvaluations({}), recipe=RELEASE
     )

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from configs.files.atomic_files import replacing
 from configs.schema import ServingResources
 from flows.cli.serving.evaluate_target import NUM_THREADS, STARTUP_TIMEOUT_SECONDS, Target, Wanted, evaluate_target
@@ -67,7 +69,7 @@ def compare_targets(
     )
 
 
-def write_comparison(output: Path, comparison: ModelComparison) -> None:
+def write_comparison(output: Path, comparison: BaseModel) -> None:
     """The figures as one file, which appears whole."""
     with replacing(output) as temporary:
         temporary.write_text(comparison.model_dump_json(indent=1) + "\n")

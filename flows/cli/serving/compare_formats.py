@@ -1,0 +1,110 @@
+"""What the formats of a registered version lost, for `glm46 compare` with one model: as its release measured them."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from configs.load import load_scale
+from configs.schema import SERVED_GGUF_TYPE
+from infra.home import Home
+from infra.registry.model_registry import FIGURES_TAG, model_name, open_registry
+from infra.registry.registered_versions import named_version
+from infra.storage.open_store import open_store
+from tasks.evaluation.comparisons import FigureChange
+from tasks.release.evaluate_gguf import GgufEvaluation
+from tasks.release.evaluate_quantized import QuantizedEvaluation
+
+GGUF = "GGUF"
+"""After FIGURES_TAG, where quantized checkpoints have the name of their format."""
+
+
+class FormatFigures(BaseModel):
+    """One format beside what it was made from: the checkpoint, or the F32 file for the other GGUF files."""
+
+    name: str
+    computed_by: str
+    num_bytes: int
+    num_original_bytes: int
+    bits_per_byte_change: float | None
+    """None where one of the two is not finite, and for the F32 file: the checkpoint is not scored on the same texts."""
+    figures: dict[str, FigureChange]
+    routing_agreement: float | None
+    """None for GGUF files: llama.cpp does not say which experts it chooses."""
+
+
+class FormatComparison(BaseModel):
+    """What `glm46 compare VERSION` prints and writes."""
+
+    target: str
+    formats: tuple[FormatFigures, ...]
+
+    def describe(self) -> str:
+        """The table, each format minus what it was made from."""
+        lines = [
+            self.target,
+            f"{'format':<14}{'computed by':<14}{'MB':>9}{'of it':>7}{'bits lost':>11}  {'figure':<21}{'value':>7}"
+            f"{'change':>9}  {'95 %':<20}{'floor':>7}{'items':>6}{'experts':>9}",
+        ]
+        for each in self.formats:
+            bits = "-" if each.bits_per_byte_change is None else f"{each.bits_per_byte_change:+.4f}"
+            experts = "-" if each.routing_agreement is None else f"{each.routing_agreement:.1%}"
+            share = each.num_bytes / each.num_original_bytes
+            start = f"{each.name:<14}{each.computed_by:<14}{each.num_bytes / 1e6:>9,.1f}{share:>7.0%}{bits:>11}  "
+            for figure, change in each.figures.items():
+                bounds = change.change_interval
+                interval = "-" if bounds is None else f"[{bounds[0]:+.4f}, {bounds[1]:+.4f}]"
+                lines.append(
+                    f"{start}{figure:<21}{change.value:>7.4f}{change.change:>+9.4f}  {interval:<20}"
+                    f"{change.noise_floor:>7.4f}{change.num_items:>6}{experts:>9}"
+                )
+                start, experts = " " * len(start), ""
+        return "\n".join(lines)
+
+
+def compare_formats(target: str, home: Home, scale: str, store_address: str | None) -> FormatComparison:
+    """Raises ValueError for a version that no release measured, and for one that is not registered."""
+    registered = model_name(load_scale(scale).scale)
+    version = named_version(open_registry(home), registered, target).registered
+    keys = {tag.removeprefix(FIGURES_TAG): key for tag, key in version.tags.items() if tag.startswith(FIGURES_TAG)}
+    if GGUF not in keys:
+        raise ValueError(
+            f"version {version.version} of {registered} was not released: its formats were not measured. Name the "
+            f"version of a release, or two models"
+        )
+    store = open_store(store_address, home)
+    formats = _gguf_formats(store.load(keys.pop(GGUF), GgufEvaluation).record)
+    formats += [_quantized_format(store.load(key, QuantizedEvaluation).record) for _, key in sorted(keys.items())]
+    return FormatComparison(target=f"{registered} version {version.version}", formats=tuple(formats))
+
+
+def _gguf_formats(record: GgufEvaluation) -> list[FormatFigures]:
+    return [
+        FormatFigures(
+            name=name,
+            computed_by="llama.cpp",
+            num_bytes=record.file_bytes[name],
+            num_original_bytes=record.file_bytes[SERVED_GGUF_TYPE],
+            bits_per_byte_change=None
+            if name == SERVED_GGUF_TYPE
+            else _change(record.bits_per_byte[name], record.bits_per_byte[SERVED_GGUF_TYPE]),
+            figures=figures,
+            routing_agreement=None,
+        )
+        for name, figures in record.figures.items()
+    ]
+
+
+def _quantized_format(record: QuantizedEvaluation) -> FormatFigures:
+    return FormatFigures(
+        name=record.quantized_format,
+        computed_by="transformers",
+        num_bytes=record.num_bytes,
+        num_original_bytes=record.num_original_bytes,
+        bits_per_byte_change=_change(record.bits_per_byte, record.original_bits_per_byte),
+        figures=record.figures,
+        routing_agreement=record.routing_agreement,
+    )
+
+
+def _change(after: float | None, before: float | None) -> float | None:
+    return None if after is None or before is None else after - before
