@@ -94,15 +94,17 @@ class ModelClient:
     ) -> tuple[str, list[tuple[str, str]]]:
         """(what the assistant says after its reasoning, its calls as name and JSON of the arguments).
         `enable_thinking` goes to the chat template, as vLLM, SGLang and llama.cpp take it."""
+        from openai import omit
+
         with self._explained():
             answer = self._client.chat.completions.create(
                 model=self.model,
                 messages=list(messages),
                 max_tokens=max_tokens,
                 extra_body={"chat_template_kwargs": {"enable_thinking": enable_thinking}},
+                tools=list(tools) if tools else omit,
                 **_stops(stop),
                 **_chance(temperature, seed),
-                **({"tools": list(tools)} if tools else {}),
             )
             message = answer.choices[0].message
             functions = [call.function for call in message.tool_calls or () if call.type == "function"]

@@ -47,7 +47,7 @@ def held_out_task_rows(kinds: Iterable[str], count: int) -> list[Row]:
 
 def _asked(source: str, number: int, kind: str, task: Task) -> Row:
     """A row of TASK_COLUMNS."""
-    place = {"id": document_id(source, number, 0), "domain": AGENTIC, "kind": kind, "prompt": task.question}
+    place: Row = {"id": document_id(source, number, 0), "domain": AGENTIC, "kind": kind, "prompt": task.question}
     return place | {"tools": signatures(TOOLS[kind]), "answer": task.expected}
 
 

@@ -147,7 +147,7 @@ def synthesize_problems(*, recipe: SynthesisRecipe, output: Output) -> Synthesiz
     for family in families:
         asked = family.training[: -(-len(family.training) * recipe.num_chats // recipe.num_training_problems)]
         chats += [_reasoned_chat(family.name, number, problem, recipe) for number, problem in enumerate(asked)]
-    tasks, task_chats = task_rows(recipe.tasks, recipe.num_task_chats)
+    tasks, task_chats = task_rows({**recipe.tasks}, recipe.num_task_chats)
     prompts = [(SYNTHETIC, problem.question, problem.result, f"arithmetic {problem.operation}") for problem in unseen]
     prompts += [(SYNTHETIC, each.question, each.answer, family.name) for family in families for each in family.prompts]
     requests = training_requests(recipe.num_safety_chats + recipe.num_safety_prompts)

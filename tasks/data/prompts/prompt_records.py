@@ -150,8 +150,8 @@ def _safety(record: Given) -> tuple[str, str, str]:
     if label is None:
         raise UnusablePromptError("no_label")
     known = record.get("answer")
-    is_known = label == HARMLESS and isinstance(known, str)
-    return asked_question(record), "[]", expected_behaviour(label, known.strip() if is_known else "")
+    answer = known.strip() if label == HARMLESS and isinstance(known, str) else ""
+    return asked_question(record), "[]", expected_behaviour(label, answer)
 
 
 def _exact_calls(given: object) -> list[ExpectedCall]:

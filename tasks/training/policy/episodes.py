@@ -117,7 +117,7 @@ class EpisodePlayer:
             for episode, routes_LTK in zip(running, generation.routes or (), strict=False):
                 episode.keep_routes(routes_LTK)
             columns = zip(running, generation.token_ids, generation.sampled_log_probabilities, strict=True)
-            asked = [(episode, self._take_turn(episode, *sampled)) for episode, *sampled in columns]
+            asked = [(episode, self._take_turn(episode, ids, scores)) for episode, ids, scores in columns]
             waiting = [(episode, calls) for episode, calls in asked if calls]
             jobs = [partial(self._call_tools, episode, calls) for episode, calls in waiting]
             answers = tool_threads().run(jobs, self.limits.tool_seconds) if jobs else []
