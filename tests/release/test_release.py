@@ -20,6 +20,7 @@ import pytest
 
 from configs.load import load_scale
 from configs.schema import ReleaseRecipe, ServingResources
+from flows.cli.serving.serve_asked import watch
 from flows.cli.serving.serve_model import ServedModel, complete
 from infra.home import Home
 from infra.serving.model_server import Access, is_healthy, running_model_server, start_model_server
@@ -387,10 +388,9 @@ def test_log_probabilities_of_completions_have_the_shape_of_openais_api(served):
 
 def test_a_killed_model_server_is_an_error(gguf, tmp_path):
     with running_model_server(gguf.path("model-F32.gguf"), SERVING, tmp_path / "log") as server:
-        model = ServedModel("glm46 version 1", server.url, server, is_chat_trained=False, enable_thinking=False)
         server.process.kill()
         with pytest.raises(RuntimeError, match=r"was ended by SIGKILL.*its log is"):
-            model.wait(30)
+            watch(server, 30)
 
 
 def test_smoke_test_refuses_another_model(store, guarded):

@@ -35,7 +35,7 @@ def serve_given(asked: Asked) -> NoReturn:
     with _running(asked, placed, asked.port, name) as server:
         print(f"{name} at {server.url}/v1 (Ctrl-C ends it)", flush=True)
         while True:
-            _wait(server, ALIAS_SECONDS)
+            watch(server, ALIAS_SECONDS)
 
 
 def serve_alias(asked: Asked) -> NoReturn:
@@ -62,7 +62,7 @@ def _next_version(asked: Asked, server: ModelServer, version: RegisteredVersion)
 
     problem = ""
     while True:
-        _wait(server, ALIAS_SECONDS)
+        watch(server, ALIAS_SECONDS)
         try:
             named, found = find_version(asked.home, asked.scale, asked.alias), ""
         except (ValueError, MlflowException) as error:
@@ -74,7 +74,7 @@ def _next_version(asked: Asked, server: ModelServer, version: RegisteredVersion)
             return named
 
 
-def _wait(server: ModelServer, seconds: float) -> None:
+def watch(server: ModelServer, seconds: float) -> None:
     """Block for a time. Raises RuntimeError when the server ends by itself."""
     try:
         code = server.process.wait(seconds)
