@@ -93,6 +93,6 @@ def _change(figures: Mapping[str, FigureChange], name: str) -> str:
 def _asked(figures: Mapping[str, FigureChange]) -> str:
     sampled = figures[PASS_AT_1]
     return (
-        f"Answers: {sampled.num_answers} to {sampled.num_items} held-out problems, value and change with its paired "
+        f"{sampled.num_answers} answers to {sampled.num_items} held-out problems: value and change with its paired "
         f"95 % interval; by other seeds alone pass@1 changes by up to {sampled.noise_floor:.3f} (the noise floor). "
     )
