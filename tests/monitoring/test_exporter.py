@@ -105,7 +105,7 @@ def evaluation(bits_per_byte: float) -> Evaluation:
     given |= {"bits_per_byte": bits_per_byte, "bits_per_byte_by_domain": {}}
     intervals = {"bits_per_byte": (bits_per_byte - 0.1, bits_per_byte + 0.1)}
     optional = {"expert_load": (), "expert_cv": (), "num_dead_experts": ()}
-    return Evaluation.model_validate({**numbers, **given, **optional, "intervals": intervals})
+    return Evaluation.model_validate({**numbers, **given, **optional, "intervals": intervals, "seed_noise": {}})
 
 
 def train(watched: Watched) -> None:
