@@ -210,13 +210,7 @@ def decontaminate(
     """All documents and prompts without what evaluation asks, with verified problems; then whole repositories."""
     recipe = stages.recipe
     prompts = stages.on_driver(
-        collect_prompts,
-        "prompts",
-        recipe.prompts,
-        sources=stages.sources,
-        documents=clean["masked"],
-        synthetic=problems,
-        solutions=solutions,
+        collect_prompts, "prompts", recipe.prompts, sources=stages.sources, synthetic=problems, solutions=solutions
     )
     decontaminated = stages.on_spark(
         decontaminate_documents,

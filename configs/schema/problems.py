@@ -81,15 +81,12 @@ class SynthesisRecipe(Frozen):
 
 
 class PromptRecipe(Frozen):
-    """Prompts of reinforcement learning from files of role `prompts` and about documents, beside the generated ones."""
+    """Prompts of reinforcement learning from files of role `prompts`, beside the generated ones."""
 
     max_per_collection: int = Field(gt=0)
     """Most prompts of one collection, those of smallest hash; the others are dropped, reason `collection_full`."""
     max_prompt_chars: int = Field(gt=0)
     """A longer prompt is dropped, reason `too_long`. A phase leaves out what is too long for its own window."""
-    num_document_searches: int = Field(ge=0)
-    """Most tasks of the environment search about the run's own training documents, domain agentic
-    (tasks/data/prompts/document_searches.py); few documents give fewer."""
 
 
 class SeedVariationRecipe(Frozen):

@@ -130,8 +130,9 @@ def cleaned(
     masked = run(mask_personal_data, root, documents=filtered, recipe=recipe.personal_data, **spark)
     problems = run(synthesize_problems, root, recipe=recipe.synthesize)
     solutions = run(verify_solutions, root, sources=sources)
-    given = {"documents": masked, "synthetic": problems, "solutions": solutions}
-    prompts = run(collect_prompts, root, sources=sources, **given, recipe=recipe.prompts)
+    prompts = run(
+        collect_prompts, root, sources=sources, synthetic=problems, solutions=solutions, recipe=recipe.prompts
+    )
     decontaminated = run(
         decontaminate_documents,
         root,

@@ -1,5 +1,4 @@
-"""Step: the prompts of reinforcement learning -> prompts.parquet: those of files of role `prompts`, generated ones, and
-searches in the training documents.
+"""Step: the prompts of reinforcement learning: files of role `prompts`, and the generated ones -> prompts.parquet.
 
 rejected.parquet names the other records of the files, each with its reason. A program's tests are trusted only where
 the record's own solution, if it has one, passed them (verify_solutions).
@@ -15,7 +14,6 @@ from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.environments.environments import OPENERS
 from tasks.data.problems.environment_tasks import TASK_SOURCE
 from tasks.data.problems.synthesize_problems import PROMPT_SOURCE
-from tasks.data.prompts.document_searches import document_search_rows
 from tasks.data.prompts.prompt_records import READERS, UnusablePromptError, prompt_of
 from tasks.data.readers.json_lines import JsonLine, json_lines
 from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
@@ -25,7 +23,6 @@ from tasks.data.seeds.verify_solutions import REJECTED, write_rows
 
 if TYPE_CHECKING:
     from configs.schema import PromptRecipe
-    from tasks.data.privacy.mask_personal_data import MaskedDocuments
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
     from tasks.data.seeds.verify_solutions import VerifiedSolutions
     from tasks.data.sources.list_sources import SourceFile, SourceListing
@@ -51,7 +48,6 @@ class CollectedPrompts(Record):
 def collect_prompts(
     *,
     sources: SourceListing,
-    documents: Artifact[MaskedDocuments],
     synthetic: Artifact[SynthesizedProblems],
     solutions: Artifact[VerifiedSolutions],
     recipe: PromptRecipe,
@@ -61,7 +57,6 @@ def collect_prompts(
     listed = [file for file in sources.files if file.role == "prompts"]
     files = [file for file in listed if file.kind in READERS]
     rows = _generated(synthetic)
-    rows += document_search_rows(documents.files("documents/*.parquet"), recipe.num_document_searches)
     rejected: list[Row] = []
     refuted = _refuted(solutions)
     asked = {row["prompt"] for row in rows}

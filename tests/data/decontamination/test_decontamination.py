@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from configs.files.stored_files import given_file
 from configs.schema import DecontaminationRecipe
 from tasks.data.decontamination import item_views
 from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
@@ -21,15 +22,15 @@ from tasks.data.decontamination.overlap import (
     build_index,
 )
 from tasks.data.decontamination.protected_items import _problems, index_items
+from tasks.data.privacy.mask_personal_data import MaskedDocuments
 from tasks.data.problems.safety_requests import training_requests
 from tasks.data.problems.synthesize_problems import SAFETY_SOURCE, synthesize_problems
 from tasks.data.prompts.collect_prompts import collect_prompts
-from tasks.data.records.documents import JSON_RECORD, document_id
+from tasks.data.records.documents import JSON_RECORD, PREPARED_COLUMNS, arrow_schema, document_id
 from tasks.data.seeds.verify_solutions import verify_solutions
 from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import list_sources
 from tests.support.data_inputs import RECIPE, RESOURCES, compute, prose, rows, write_jsonl
-from tests.support.given_documents import given_masked
 
 SIZE = 13
 MANY = 1 << 30
@@ -310,14 +311,44 @@ def decontaminated(tmp_path_factory):
     texts = {f"planted/{name}": text for name, text in PLANTED.items()} | {
         f"honest/{name}": text for name, text in HONEST.items()
     }
-    documents = given_masked(root / "given.parquet", texts)
+    documents = prepared(root, texts)
     sources = {"sources": list_sources(data)}
     solutions = compute(verify_solutions, root, **sources)
-    given = {"documents": documents, "synthetic": problems, "solutions": solutions}
-    asked = RECIPE.prompts.model_copy(update={"num_document_searches": 0})
-    prompts = compute(collect_prompts, root, **sources, **given, recipe=asked)
+    prompts = compute(collect_prompts, root, **sources, synthetic=problems, solutions=solutions, recipe=RECIPE.prompts)
     given = {"documents": documents, "synthetic": problems, "prompts": prompts, "ingested": ingested}
     return compute(decontaminate_documents, root, **given, recipe=recipe, resources=RESOURCES), problems
+
+
+def prepared(root, texts: dict[str, str]):
+    """Documents as masking leaves them, in a folder that looks like an artifact."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = arrow_schema(PREPARED_COLUMNS)
+    blank = {field.name: "" if pa.types.is_string(field.type) else 0 for field in schema}
+    table = [
+        {
+            **blank,
+            "id": document_id(name, 0, 0),
+            "source": name,
+            "text": text,
+            "num_bytes": len(text),
+            "split": "train",
+            "domain": "web",
+        }
+        for name, text in texts.items()
+    ]
+    path = root / "given.parquet"
+    pq.write_table(pa.Table.from_pylist(table, schema=schema).sort_by("id"), path)
+
+    class Given:
+        record = MaskedDocuments.model_construct(num_documents=len(texts), num_bytes=sum(map(len, texts.values())))
+        digest = "0" * 64
+
+        def files(self, pattern: str):
+            return [given_file(path)]
+
+    return Given()
 
 
 def test_a_planted_item_of_each_kind_is_dropped_and_named_by_file_and_record(decontaminated):
