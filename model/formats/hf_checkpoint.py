@@ -10,12 +10,11 @@ classification names it, in place of `lm_head.weight`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
@@ -27,9 +26,6 @@ from configs.schema import ModelRecipe
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, stacked_name
 from model.formats.safetensors_writer import write_safetensors
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 CONFIG_FILE = "config.json"
 VOCABULARY_KEY = "vocabulary_sha256"
@@ -57,12 +53,6 @@ def config_dict(
     }
     labels = {"id2label": {"0": "score"}, "label2id": {"score": 0}} if is_scored else {}
     return dict(sorted((recipe.model_dump() | _CONSTANTS | fixed | labels).items()))
-
-
-def vocabulary_sha256(tokenizer: Tokenizer) -> str:
-    """Of all tokens with their ids: the same however the file is written, another where two ids change places."""
-    tokens = sorted(tokenizer.get_vocab(with_added_tokens=True).items())
-    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
 
 class Writer(NamedTuple):

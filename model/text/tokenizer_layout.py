@@ -6,6 +6,8 @@ same way.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -120,3 +122,9 @@ def tokenizer_for_text(path: str) -> Tokenizer:
     )
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def vocabulary_sha256(tokenizer: Tokenizer) -> str:
+    """Of all tokens with their ids: the same however the file is written, another where two ids change places."""
+    tokens = sorted(tokenizer.get_vocab(with_added_tokens=True).items())
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()

@@ -27,10 +27,9 @@ from model.formats.hf_checkpoint import (
     open_safetensors,
     read_config,
     stored_dtype,
-    vocabulary_sha256,
 )
 from model.formats.megatron_checkpoint import MegatronFiles, iteration_dir
-from model.text.tokenizer_layout import END_TOKENS
+from model.text.tokenizer_layout import END_TOKENS, vocabulary_sha256
 from tasks.training.state.tensor_sources import StateFiles, TensorSource
 
 Format = Literal["hf", "native", "megatron"]

@@ -94,13 +94,7 @@ def evaluate_gguf(
             answers[gguf_type] = answer_problems(engine, tokenizer, problems, recipe.answers, gguf.digest, output)
         write_items(output.path(f"items-{gguf_type}.parquet"), answers[gguf_type])
     num_bytes = sum(text.num_bytes for text in texts)
-    rows = {
-        gguf_type: [
-            {"item_id": text.item_id, "log_probability": _finite(value), "num_bytes": text.num_bytes}
-            for text, value in zip(texts, values, strict=True)
-        ]
-        for gguf_type, values in scores.items()
-    }
+    rows = {gguf_type: _score_rows(texts, values) for gguf_type, values in scores.items()}
     output.path("gguf_scores.json").write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
     return GgufEvaluation(
         checkpoint_digest=checkpoint.digest,
@@ -121,6 +115,13 @@ def evaluate_gguf(
             for gguf_type, items in answers.items()
         },
     )
+
+
+def _score_rows(texts: Sequence[LeadingText], values: Sequence[float]) -> list[dict[str, object]]:
+    return [
+        {"item_id": text.item_id, "log_probability": _finite(value), "num_bytes": text.num_bytes}
+        for text, value in zip(texts, values, strict=True)
+    ]
 
 
 def _finite(value: float) -> float | None:

@@ -18,9 +18,10 @@ from transformers import Glm4MoeForCausalLM
 from configs.schema import ModelRecipe
 from infra.storage.store import hash_file
 from model.formats.checkpoint_names import checkpoint_names
-from model.formats.hf_checkpoint import VOCABULARY_KEY, vocabulary_sha256
+from model.formats.hf_checkpoint import VOCABULARY_KEY
 from model.formats.safetensors_writer import write_safetensors
 from model.generation.generation import Sampling
+from model.text.tokenizer_layout import vocabulary_sha256
 from tasks.evaluation.engine import load_engine
 from tasks.release.checkpoint_source import open_source
 from tasks.release.convert_checkpoint import ConversionCard, TargetFormat, card_path, convert_checkpoint

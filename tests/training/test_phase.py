@@ -31,7 +31,8 @@ from infra.jobs.follow_job import JobStoppedError
 from infra.jobs.launchers import JobFailedError, JobLostError, JobStatus
 from infra.jobs.supervisor import JobFile, read_job_file
 from infra.step import Artifact, Output, Step, step
-from model.formats.hf_checkpoint import VOCABULARY_KEY, load_model, vocabulary_sha256
+from model.formats.hf_checkpoint import VOCABULARY_KEY, load_model
+from model.text.tokenizer_layout import vocabulary_sha256
 from tasks.training.input_rules import refuse_foreign_inputs
 from tasks.training.loop.phase_data import open_phase_data
 from tasks.training.schedule.schedules import plan_step

@@ -54,7 +54,7 @@ def output(tmp_path):
 
 
 def train_on(nodes: Nodes, output: Output) -> dict:
-    """Follow a job of the phase to its end; what its ranks were told."""
+    """Follow a job of the phase to its end; the job that its ranks read."""
     values = {name: () for name in NO_FILES} | dict.fromkeys(NO_PATHS, "") | {"start_weights_dir": ""}
     phase = TrainingJob(
         recipe=small_recipe(),
@@ -78,12 +78,12 @@ def save_checkpoint_of(output: Output, step: int) -> None:
 
 
 def test_a_phase_goes_on_with_one_node_of_two_and_uses_the_second_when_it_is_back(output):
-    told = []
+    jobs = []
     for num_usable, step, states in ((2, 3, ("running", "lost")), (1, 5, ("lost",)), (2, 6, ("succeeded",))):
-        told.append(train_on(Nodes(num_usable, *states), output))
+        jobs.append(train_on(Nodes(num_usable, *states), output))
         save_checkpoint_of(output, step)
-    assert [each["resources"]["num_ranks"] for each in told] == [2, 1, 2]
-    assert told[0]["recipe"] == told[1]["recipe"], "the batch and the key are those of the full world"
+    assert [each["resources"]["num_ranks"] for each in jobs] == [2, 1, 2]
+    assert jobs[0]["recipe"] == jobs[1]["recipe"], "the batch and the key are those of the full world"
     assert [json.loads(line) for line in (output.work_dir / WORLDS_FILE).read_text().splitlines()] == [
         {"after_step": 0, "num_nodes": 2, "num_ranks": 2, "why": "all nodes"},
         {"after_step": 3, "num_nodes": 1, "num_ranks": 1, "why": "host node2 does not answer"},

@@ -24,16 +24,8 @@ from torch import Tensor
 from model.architecture.adapters import scaling_of
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
-from model.formats.hf_checkpoint import (
-    ALONE,
-    VOCABULARY_KEY,
-    Writer,
-    config_dict,
-    plan_shards,
-    vocabulary_sha256,
-    write_checkpoint,
-)
-from model.text.tokenizer_layout import tokenizer_for_text
+from model.formats.hf_checkpoint import ALONE, VOCABULARY_KEY, Writer, config_dict, plan_shards, write_checkpoint
+from model.text.tokenizer_layout import tokenizer_for_text, vocabulary_sha256
 from tasks.training.parallel.control import gathered, on_first_rank
 from tasks.training.state.adapter_export import MergedTensors, write_adapter
 from tasks.training.state.checkpoints import find_checkpoint, read_index
