@@ -57,6 +57,22 @@ MODEL = GLM46.model_copy(
         "num_nextn_predict_layers": 0,
     }
 )
+OPTIMIZER = OptimizerRecipe.model_validate(
+    {
+        "kind": "muon",
+        "muon_momentum": 0.95,
+        "muon_newton_schulz_steps": 5,
+        "muon_update_rms": 0.2,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "adam_eps": 1e-8,
+        "weight_decay": 0.1,
+        "max_grad_norm": 0.0,
+        "adam_rate_ratio": 1.0,
+        "router_rate_ratio": 1.0,
+        "state_dtype": "float32",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,7 @@ class Rows:
 
     training: Tensor
     validation: Tensor
+    num_validation_bytes: int
     source: str
 
 
@@ -97,7 +114,8 @@ def read_rows(num_training: int) -> Rows:
                 tokens += [*encoded.ids, end]
         parts.append(torch.tensor(tokens[:wanted]).view(num_rows, -1))
     order = torch.from_numpy(draw.permutation(num_training))
-    return Rows(parts[1][order], parts[0], source)
+    num_bytes = sum(len(text.encode()) for text in tokenizer.decode_batch(parts[0][:, 1:].tolist()))
+    return Rows(parts[1][order], parts[0], num_bytes, source)
 
 
 def _json_lines(path: Path) -> list[str]:
@@ -109,23 +127,7 @@ def train(kind: str, peak_rate: float, num_steps: int, rows: Rows) -> float:
     """Validation loss in nats per token after `num_steps` steps; infinite where training diverged."""
     torch.manual_seed(46)
     model = Glm4Moe(MODEL)
-    recipe = OptimizerRecipe.model_validate(
-        {
-            "kind": kind,
-            "muon_momentum": 0.95,
-            "muon_newton_schulz_steps": 5,
-            "muon_update_rms": 0.2,
-            "adam_beta1": 0.9,
-            "adam_beta2": 0.95,
-            "adam_eps": 1e-8,
-            "weight_decay": 0.1,
-            "max_grad_norm": 0.0,
-            "adam_rate_ratio": 1.0,
-            "router_rate_ratio": 1.0,
-            "state_dtype": "float32",
-        }
-    )
-    optimizer = build_optimizer(model, recipe)
+    optimizer = build_optimizer(model, OPTIMIZER.model_copy(update={"kind": kind}))
     for step in range(num_steps):
         batch = rows.training[step * ROWS_PER_STEP : (step + 1) * ROWS_PER_STEP]
         output = model(batch[:, :-1], target_ids_BT=batch[:, 1:])
