@@ -650,6 +650,7 @@ def decide_files(store):
             max_parity_log_probability=0.001,
             max_quantization_bits_per_byte=0.02,
             max_4_bit_bits_per_byte=0.5,
+            max_contaminated_share=0.01,
             quantized_formats=tuple(agreements),
             min_routing_agreement=floors or {},
             calibration_rows=8,

@@ -61,6 +61,7 @@ RECIPE = ReleaseRecipe(
     max_parity_log_probability=0.001,
     max_quantization_bits_per_byte=0.05,
     max_4_bit_bits_per_byte=0.5,
+    max_contaminated_share=0.01,
     quantized_formats=(),
     min_routing_agreement={},
     calibration_rows=8,
