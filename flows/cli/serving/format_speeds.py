@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import statistics
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +24,9 @@ from infra.serving.model_client import ModelClient
 from infra.serving.model_server import running_model_server
 from tasks.release.server_profile import measure_levels
 
-NUM_ROUNDS = 3
+MIN_ROUNDS, MAX_ROUNDS = 3, 15
+MAX_SECONDS = 60.0
+"""Of a pair of files, after which no further round begins: a large model needs few rounds, and would need hours."""
 NUM_TOKENS = 32
 """Tokens of each answer by which the speed is measured."""
 CONTEXT_LENGTH = 256
@@ -39,7 +42,7 @@ class FormatSpeed(BaseModel):
     ratio: float
     """Median over the rounds of the speed over that of the F32 file in the same round; 1 for that file."""
     ratio_range: tuple[float, float]
-    """Of the rounds."""
+    """Of the middle half of the rounds: a round is short, and other work on the machine can hit one side of it."""
 
 
 def measure_speeds(files: Mapping[str, Path], home: Home) -> dict[str, FormatSpeed | str]:
@@ -54,11 +57,9 @@ def measure_speeds(files: Mapping[str, Path], home: Home) -> dict[str, FormatSpe
             continue
         rounds = _measure_in_turn(base, path, home)
         base_rounds += [before for before, _ in rounds]
-        ratios = [after / before for before, after in rounds]
+        lower, ratio, upper = statistics.quantiles((after / before for before, after in rounds), method="inclusive")
         speeds[name] = FormatSpeed(
-            tokens_per_second=statistics.median(after for _, after in rounds),
-            ratio=statistics.median(ratios),
-            ratio_range=(min(ratios), max(ratios)),
+            tokens_per_second=statistics.median(after for _, after in rounds), ratio=ratio, ratio_range=(lower, upper)
         )
     if not base_rounds:
         speeds[SERVED_GGUF_TYPE] = next(iter(speeds.values()), "there is no other file to measure it beside")
@@ -98,10 +99,10 @@ def _measure_in_turn(first: Path, second: Path, home: Home) -> list[tuple[float,
             log_path = home.run_dir / f"compare-server-{number}.log"
             server = stack.enter_context(running_model_server(path, resources, log_path))
             clients.append(ModelClient(server.url, "", STARTUP_TIMEOUT_SECONDS, ""))
-        rounds = []
-        for number in range(NUM_ROUNDS):
+        rounds, began = [], time.monotonic()
+        while len(rounds) < MIN_ROUNDS or (len(rounds) < MAX_ROUNDS and time.monotonic() - began < MAX_SECONDS):
             speeds = {}
-            for place in (number % 2, 1 - number % 2):
+            for place in (len(rounds) % 2, 1 - len(rounds) % 2):
                 speeds[place] = measure_levels(clients[place], (1,), NUM_TOKENS)[0].tokens_per_second
             rounds.append((speeds[0], speeds[1]))
     return rounds
