@@ -3,8 +3,8 @@
 Decontamination drops single documents, prompts and conversations. This step reads what came of it afterwards, as
 training reads it: documents, whole repositories, conversations, preference pairs and prompts. So it also sees what a
 later step put together, or what came by another way. contaminated_items.parquet names every item that some text quotes
-by an unchanged or changed run, with one such text. sources.parquet counts items by their source. Common phrases, which
-decontamination allows, count for nothing here either.
+by an unchanged or changed run, with one such text. contaminated_sources.parquet counts items by their source. Common
+phrases, which decontamination allows, count for nothing here either.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MeasuredContamination(Record):
 
 
 @step(
-    content=("contaminated_items.parquet", "sources.parquet"),
+    content=("contaminated_items.parquet", "contaminated_sources.parquet"),
     distributions=("pyspark", "pyarrow", "numpy", "phonenumbers", "python-stdnum", "detect-secrets", "tld"),
 )
 def measure_contamination(
@@ -133,7 +133,7 @@ def _counted(hits: DataFrame, items: ProtectedItems, output: Output) -> Measured
     counts |= {"num_contaminated": [lost[name] for name in names]}
     types = (pa.string(), pa.int64(), pa.int64())
     schema = pa.schema(list(zip(counts, types, strict=True)))
-    pq.write_table(pa.table(counts, schema=schema), output.path("sources.parquet"), compression="zstd")
+    pq.write_table(pa.table(counts, schema=schema), output.path("contaminated_sources.parquet"), compression="zstd")
     worst = max(names, key=lambda name: lost[name] / asked[name], default="")
     return MeasuredContamination(
         num_items=items.count,

@@ -126,7 +126,10 @@ def test_the_source_with_the_largest_share_is_named(measured):
         5,
     )
     assert record.num_contaminated_items == 5 and record.contaminated_by_kind["document"] == 2
-    shares = {row["source"]: (row["num_items"], row["num_contaminated"]) for row in rows(measured, "sources.parquet")}
+    shares = {
+        row["source"]: (row["num_items"], row["num_contaminated"])
+        for row in rows(measured, "contaminated_sources.parquet")
+    }
     assert shares["bench/few.jsonl"] == (2, 0) and shares["bench/many.jsonl"] == (NUM_ITEMS, 5)
 
 
