@@ -17,6 +17,7 @@ from flows.running.run_step import run_step
 from infra.machine.spark import stop_spark
 from infra.step import Artifact, R, Step
 from tasks.data.chats.collect_chats import CollectedChats, collect_chats
+from tasks.data.contamination.measure_contamination import MeasuredContamination, measure_contamination
 from tasks.data.decontamination.decontaminate_documents import decontaminate_documents
 from tasks.data.deduplication.deduplicate_documents import deduplicate_documents
 from tasks.data.deduplication.earlier_documents import list_earlier_documents
@@ -121,6 +122,7 @@ def prepare_data(run: Run, sources: SourceListing, reads_documents: bool, reads_
             shard_chats, "chat_shards", stages.recipe.shards, chats=chats, tokenizer=tokenizer
         )
         suite = select_items(stages, whole, problems, None if reads_documents else chats, tokenizer)
+        contamination = look_for_items(stages, ingested, problems, whole, chats, pairing.result())
     stop_spark()
     documents = {**cleaning.result(), **whole, **sharding.result()}
     return PreparedData(
@@ -132,6 +134,7 @@ def prepare_data(run: Run, sources: SourceListing, reads_documents: bool, reads_
         tokenizer=tokenizer,
         chat_shards=chat_shards,
         suite=suite,
+        contamination=contamination,
         contracts=stages.contracts,
     )
 
@@ -295,4 +298,27 @@ def select_items(
         repositories=documents.get("repositories"),
         chats=chats,
         tokenizer=tokenizer,
+    )
+
+
+def look_for_items(
+    stages: DataStages,
+    ingested: Artifact[IngestedDocuments],
+    problems: Artifact[SynthesizedProblems],
+    documents: Artifacts,
+    chats: Artifact[CollectedChats],
+    preferences: Artifact[CollectedPreferences] | None,
+) -> Artifact[MeasuredContamination]:
+    """What of the evaluation is still in training text, after every step that makes some."""
+    return run_step(
+        stages.run,
+        measure_contamination,
+        ingested=ingested,
+        synthetic=problems,
+        documents=documents.get("decontaminated"),
+        repositories=documents.get("repositories"),
+        chats=chats,
+        preferences=preferences,
+        recipe=stages.recipe.decontaminate,
+        resources=stages.spark,
     )

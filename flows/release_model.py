@@ -41,6 +41,7 @@ from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.prepared_data import PreparedData
 from tasks.release.check_parity import check_parity, optional_engines
 from tasks.release.convert_to_gguf import GgufFiles
+from tasks.release.decide_contamination import decide_contamination
 from tasks.release.decide_promotion import Withdrawal, decide_promotion, refusals_of
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import GgufEvaluation, evaluate_gguf
@@ -72,6 +73,13 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
     decision = judge_against_rivals(run, prepared, assessed, rivals, formats.gguf_evaluation.record.served)
     suite = judge_suite(run, checkpoint, rivals)
+    contamination = run_step(
+        run,
+        decide_contamination,
+        stage="gate contamination",
+        contamination=prepared.contamination,
+        recipe=recipe.contamination_bound(),
+    )
     parity = run_step(
         run,
         check_parity,
@@ -85,7 +93,8 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     )
     smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, formats), describe=_describe_smoke)
     withdrawal = find_withdrawal(client, name, checkpoint)
-    gates = [gate for gate in (decision, suite and suite.decision, formats.decision) if gate is not None]
+    judged = (decision, suite and suite.decision, formats.decision, contamination)
+    gates = [gate for gate in judged if gate is not None]
     is_refused = bool(refusals_of((*gates, parity), smoke, withdrawal))
     promotion = run_step(
         run,
@@ -94,6 +103,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         comparison=decision,
         benchmarks=None if suite is None else suite.decision,
         quantization=formats.decision,
+        contamination=contamination,
         parity=parity,
         smoke=smoke,
         withdrawal=withdrawal,
@@ -111,7 +121,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     )
     anchored = decision.record.anchored + (() if suite is None else suite.decision.record.anchored)
     anchored = () if rivals.is_champion(checkpoint) else anchored
-    scored = (formats.gguf_evaluation, formats.quantized, formats.decision)
+    scored = (formats.gguf_evaluation, formats.quantized, formats.decision, contamination)
     return ReleasedModel(version, rivals, anchored, *scored, decision, promotion, suite)
 
 

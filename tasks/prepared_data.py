@@ -9,6 +9,7 @@ from infra.step import Artifact, digest_of
 
 if TYPE_CHECKING:
     from tasks.data.chats.collect_chats import CollectedChats
+    from tasks.data.contamination.measure_contamination import MeasuredContamination
     from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
     from tasks.data.deduplication.deduplicate_documents import DeduplicatedDocuments
     from tasks.data.deduplication.remove_semantic_duplicates import DistinctDocuments
@@ -75,6 +76,8 @@ class PreparedData:
     tokenizer: Artifact[TrainedTokenizer]
     chat_shards: Artifact[ChatShards]
     suite: Artifact[EvaluationSuite]
+    contamination: Artifact[MeasuredContamination]
+    """What of the evaluation is in everything above that is trained on."""
     contracts: dict[str, tuple[Artifact[Any], Artifact[ContractResult]]]
     """What each contract was checked on and with which result, by the contract's name."""
 

@@ -45,6 +45,12 @@ class QuantizationRecipe(Frozen):
     calibration_rows: int = Field(ge=0)
 
 
+class ContaminationBound(Frozen):
+    """What a release is refused by beside its answers. Made by `ReleaseRecipe.contamination_bound`."""
+
+    max_contaminated_share: float
+
+
 class FormatRecipe(Frozen):
     """What the figures of a GGUF file or a quantized checkpoint depend on. Made by `ReleaseRecipe.format_recipe`."""
 
@@ -76,6 +82,9 @@ class ReleaseRecipe(Frozen):
     """Bits per byte that a quantized file may lose against the F32 one, measured by llama.cpp on validation text."""
     max_4_bit_bits_per_byte: float = Field(ge=0)
     """The same bound for formats of 4 bits, Q4_K_M among them."""
+    max_contaminated_share: float = Field(ge=0, le=1)
+    """Share of the items of one evaluation source (a file, or a kind of generated problems) that training data may
+    still quote: figures can be too good by that much, so it belongs below the champion's margins."""
     quantized_formats: tuple[QuantizedFormat, ...]
     """Checkpoints that vLLM, SGLang and transformers read (compressed-tensors). Their loss is measured with activations
     rounded as those engines round them, against the same bounds."""
@@ -110,6 +119,10 @@ class ReleaseRecipe(Frozen):
     def calibration_recipe(self) -> CalibrationRecipe:
         """What the importance matrix of the GGUF files depends on."""
         return CalibrationRecipe(calibration_rows=self.calibration_rows)
+
+    def contamination_bound(self) -> ContaminationBound:
+        """What the decision on contamination depends on."""
+        return ContaminationBound(max_contaminated_share=self.max_contaminated_share)
 
     def max_loss(self, quantized_format: str) -> float:
         """Bits per byte that a format or GGUF type may lose."""

@@ -61,7 +61,7 @@ def compare(
         typer.Argument(
             metavar="B",
             help="likewise; differences are B minus A. Left out: the formats of the registered version A, as its "
-            "release measured them",
+            "release measured them, and how fast each answers here",
         ),
     ] = None,
     suite: Annotated[str, typer.Option(metavar="NAME|FILE.yaml", help="likelihood, answers, smoke, ...")] = "smoke",
@@ -79,7 +79,7 @@ def compare(
 ) -> None:
     """Compare two models on the same items: size, speed, benchmarks with paired intervals, experts."""
     with usage_errors():
-        from flows.cli.serving.compare_formats import compare_formats
+        from flows.cli.serving.compare_formats import compare_formats, measured_formats
         from flows.cli.serving.compare_targets import compare_files, compare_targets, write_comparison
         from flows.cli.serving.evaluate_target import ask, find_target
         from infra.home import open_home
@@ -89,7 +89,7 @@ def compare(
             raise ValueError(f"--output {output} must be a new file in a directory that exists")
         of_files = [each for each in (first, second) if each is not None and each.endswith(".json")]
         if second is None:
-            comparison = compare_formats(first, home, scale, store)
+            compare_formats(first, home, scale, store)  # refuses a wrong name before servers start
         elif len(of_files) == 1:
             raise ValueError(f"{of_files[0]} is a result: compare it with another result, or name two models")
         elif of_files:
@@ -100,7 +100,9 @@ def compare(
             targets = [find_target(each, home, scale, store) for each in (first, second)]
             asked = ask(suite, data, limit)
     with failures(home, home.root if output is None else output.absolute().parent):
-        if second is not None and not of_files:
+        if second is None:
+            comparison = measured_formats(first, home, scale, store)
+        elif not of_files:
             comparison = compare_targets(targets[0], targets[1], asked, home, device, model, api_key_env)
         if output is not None:
             write_comparison(output, comparison)

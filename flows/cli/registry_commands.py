@@ -40,7 +40,7 @@ def evidence(
     name: Annotated[str, typer.Argument(metavar="ALIAS|VERSION", help="champion, candidate, 3, ...")] = "champion",
     scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
     sign_key: Annotated[
-        Path | None, typer.Option(metavar="KEY.pem", help="sign the provenance with this Ed25519 key")
+        Path | None, typer.Option(metavar="KEY.pem", help="sign weights and provenance with this EC key")
     ] = None,
     store: STORE = None,
 ) -> None:
@@ -68,7 +68,7 @@ def verify(
     """Check a release against its evidence: signature, keys, digests, the sha256 of every file. Changes nothing."""
     with usage_errors():
         from infra.home import open_home
-        from infra.signed_envelope import read_public_key
+        from infra.signature_bundle import read_public_key
         from infra.storage.open_store import open_store
         from tasks.lineage.verify_release import verify_release
 

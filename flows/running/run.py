@@ -110,6 +110,8 @@ class ReleasedModel:
     """By format."""
     quantization_decision: Artifact[GateDecision]
     """On the quantized files and checkpoints."""
+    contamination_decision: Artifact[GateDecision]
+    """On what training data quotes of the evaluation."""
     decision: Artifact[GateDecision]
     """On the comparison with champion and anchors."""
     promotion: Artifact[PromotionDecision]

@@ -37,6 +37,7 @@ def report_run(
         gguf_evaluation=None if released is None else released.gguf_evaluation,
         quantized=None if released is None else released.quantized_evaluations,
         quantization_decision=None if released is None else released.quantization_decision,
+        contamination_decision=None if released is None else released.contamination_decision,
         decision=None if released is None else released.decision,
         suite_evaluation=None if suite is None else suite.evaluation,
         suite_decision=None if suite is None else suite.decision,

@@ -4,8 +4,7 @@ A browser sends requests to loopback on behalf of any page. So without a key a r
 server's own is refused; with one, a request that does not bring it is, whoever sends it. llama.cpp's server is asked
 with a key that only this process has. llama.cpp reports log-probabilities of /v1/completions in the shape of chat
 completions. The gateway gives them the shape of OpenAI's API; llama.cpp's own shape, with token ids, stays beside it as
-`content`. Of a required function call llama.cpp holds only the end to its grammar: the model may write any
-text before it, so the answer can use up its tokens without a call. The gateway begins the call for the model.
+`content`. A required function call is made here, by a grammar of our own (required_call.py).
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout, StreamReader, TCPConnector, web
+
+from infra.serving.required_call import RequiredCall, required_call
 
 MAX_REQUEST_BYTES = 64 << 20
 COMPLETIONS = "/v1/completions"
@@ -98,7 +99,9 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
         return _refusal(413, f"the request is too large: at most {MAX_REQUEST_BYTES} bytes are read")
     if request.method == "POST" and request.path == CHAT:
         try:
-            body = with_required_call(body)
+            call = required_call(_json_object(body))
+            if call is not None:
+                return await _make_call(request, call)
         except ValueError as error:
             return _refusal(400, str(error))
     if request.method == "POST" and request.path == COMPLETIONS:
@@ -120,28 +123,30 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
         return await _send(request, response, answer.content.iter_any())
 
 
-def with_required_call(body: bytes) -> bytes:
-    """A chat request in which a required function call is begun, and others unchanged.
+async def _make_call(request: web.Request, call: RequiredCall) -> web.StreamResponse:
+    """Answer a request for a required call, by a completion that a grammar holds to one."""
+    status, made = await _ask(request, "/apply-template", call.template)
+    if status == 200:
+        status, made = await _ask(request, "/completion", call.completion(made["prompt"]))
+    if status != 200:
+        return web.json_response(made, status=status)
+    try:
+        answer = call.answer(made)
+    except ValueError as error:
+        return _refusal(400, str(error))
+    if not call.asked.get("stream"):
+        return web.json_response(answer)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    events = "".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in call.events(answer))
+    return await _send(request, response, _once(f"{events}data: [DONE]\n\n".encode()))
 
-    `tool_choice` is "required" or names a function, which is then the only one that the model is shown. The assistant's
-    turn begins with `<tool_call>`, without thinking before it, and llama.cpp's grammar holds the rest: the name of a
-    function, each required argument, and JSON of its schema where the argument is no string. Raises ValueError for a
-    function that is not in `tools`.
-    """
-    asked = _json_object(body)
-    choice, tools = asked.get("tool_choice"), asked.get("tools")
-    if not tools or not (choice == "required" or isinstance(choice, dict)):
-        return body
-    if isinstance(choice, dict):
-        name = choice.get("function", {}).get("name")
-        shown = {tool.get("function", {}).get("name"): tool for tool in tools}
-        if name not in shown:
-            raise ValueError(f"tool_choice asks for the function {name!r}: name one of tools, {list(shown)}")
-        asked["tools"] = [shown[name]]
-    asked["tool_choice"] = "required"
-    asked["messages"] = [*asked["messages"], {"role": "assistant", "content": "<tool_call>"}]
-    asked["chat_template_kwargs"] = asked.get("chat_template_kwargs", {}) | {"enable_thinking": False}
-    return json.dumps(asked).encode()
+
+async def _ask(request: web.Request, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and answer of llama.cpp's server."""
+    headers = {"Authorization": f"Bearer {request.app[KEY]}"}
+    url = request.app[UPSTREAM] + path
+    async with request.app[SESSION].post(url, headers=headers, json=body) as answer:
+        return answer.status, _json_object(await answer.read())
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:

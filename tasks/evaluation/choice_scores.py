@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infra.step import Output
-from tasks.evaluation.engine import Engine
+from tasks.evaluation.engine import ScoringEngine
 from tasks.evaluation.items import CHOICE, Item
 from tasks.evaluation.suite import Question
 
@@ -30,7 +30,7 @@ class ChoiceScores:
 
 
 def score_choices(
-    engine: Engine,
+    engine: ScoringEngine,
     tokenizer: Tokenizer,
     questions: Sequence[Question],
     sequence_length: int,

@@ -53,6 +53,8 @@ compared only for phases that are trained for it: a course of others may forget 
 ANSWERED_KINDS = (CHAT_PROBLEM, ARITHMETIC)
 """What every format of a release is asked: problems in conversations with sampled answers, and as plain text with
 greedy ones."""
+SERVED_KINDS = (*ANSWERED_KINDS, CHOICE)
+"""What the served file is asked: questions by likelihood besides."""
 ACCURACY = "accuracy"
 BENCHMARK = "benchmark"
 """Kind of the items of a suite's benchmarks."""
@@ -295,19 +297,20 @@ class ServedFigures(Record):
 
 
 def figure_changes(items: Sequence[Item], others: Sequence[Item]) -> dict[str, FigureChange]:
-    """Every figure of ANSWERED_KINDS by its name; `others` may hold more items. Raises KeyError where they lack one."""
+    """Every figure of SERVED_KINDS that the items have, by its name; `others` may hold more items. Raises KeyError
+    where they lack one."""
     by_id = {item.item_id: item for item in others}
     before = [by_id[item.item_id] for item in items]
     kinds = {item.kind for item in items}
     return {
         figure: _change(figure, kind, items, before)
         for figure, kind in SHARES.items()
-        if kind in ANSWERED_KINDS and kind in kinds
+        if kind in SERVED_KINDS and kind in kinds
     }
 
 
 def _change(figure: str, kind: str, items: Sequence[Item], others: Sequence[Item]) -> FigureChange:
-    (compared,) = compare(figure, items, others)
+    compared, *_ = compare(figure, items, others)
     difference, own = compared.difference, [item for item in items if item.kind == kind]
     scores = {item.item_id: item.score for item in others}
     return FigureChange(

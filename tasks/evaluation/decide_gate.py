@@ -25,6 +25,8 @@ from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.evaluation.bounds import Bound, Verdict
 from tasks.evaluation.comparisons import (
     BITS_PER_BYTE,
+    NOUNS,
+    SHARES,
     WORKED_BITS_PER_BYTE,
     Compared,
     ServedFigures,
@@ -176,6 +178,7 @@ def _check_served(served: ServedFigures, verdict: Verdict) -> dict[str, float]:
         interval = change.change_interval
         bounds = "" if interval is None else f" [{interval[0]:+.4f}, {interval[1]:+.4f}]"
         floor = f", noise floor {change.noise_floor:.4f}" if change.noise_floor else ""
+        noun = NOUNS[SHARES[figure]]
         verdict.bounds.append(
             Bound(
                 figure=f"{figure} as served",
@@ -188,7 +191,7 @@ def _check_served(served: ServedFigures, verdict: Verdict) -> dict[str, float]:
                 outcome="broken" if change.is_worse else "held",
                 is_refusal=change.is_worse,
                 sentence=f"{figure} as served is {change.value:.4f}, {change.change:+.4f}{bounds} from the "
-                f"checkpoint's (95 %, {change.num_items} problems{floor}): it must not be lower beyond both",
+                f"checkpoint's (95 %, {change.num_items} {noun}{floor}): it must not be lower beyond both",
             )
         )
     return {figure: change.disagreement for figure, change in served.figures.items() if not change.is_sampled}

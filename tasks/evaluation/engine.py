@@ -59,6 +59,14 @@ class AnsweringEngine(Protocol):
         ...
 
 
+class ScoringEngine(AnsweringEngine, Protocol):
+    """Also scores given continuations: what questions by likelihood ask of an engine."""
+
+    def score_continuations(self, pairs: Sequence[Pair]) -> list[ContinuationScore]:
+        """Log-probability of every continuation after its context, and whether it is the greedy one."""
+        ...
+
+
 class Engine(Protocol):
     """Computes token ids and log-probabilities from token ids, with weights of a named version."""
 

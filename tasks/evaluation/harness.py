@@ -23,7 +23,7 @@ from infra.step import Output, Progress, canonical_json
 from model.generation.sampling import Sampling
 from model.text.chat_template import render
 from model.text.tokenizer_layout import END_OF_TEXT
-from tasks.evaluation.engine import Engine, document_token_ids, end_token_ids, special_token_id
+from tasks.evaluation.engine import ScoringEngine, document_token_ids, end_token_ids, special_token_id
 from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ PROMPTS_PER_REPORT = 64
 
 
 def run_harness(
-    engine: Engine,
+    engine: ScoringEngine,
     tokenizer: Tokenizer,
     questions: Sequence[Question],
     sequence_length: int,
@@ -117,7 +117,7 @@ class EngineModel(SuiteModel):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ScoringEngine,
         tokenizer: Tokenizer,
         sequence_length: int,
         weights_version: str,

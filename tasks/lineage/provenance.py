@@ -1,7 +1,7 @@
 """States what a registered version was made from, as an in-toto statement with SLSA's provenance predicate.
 
 In: the store's manifests and the version's tags; no server. Out: the JSON of the statement
-(tasks/lineage/signature.py signs it, tasks/lineage/verify_release.py checks it). Layout:
+(infra/signature_bundle.py signs it, tasks/lineage/verify_release.py checks it). Layout:
 https://in-toto.io/Statement/v1 and https://slsa.dev/provenance/v1.
 """
 

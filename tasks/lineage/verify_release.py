@@ -21,15 +21,16 @@ from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
 from infra.storage.manifest_store import CorruptManifestError, step_key
 from infra.storage.store import hash_file
+from tasks.lineage.model_signature import model_payloads
 from tasks.lineage.provenance import BUILD_TYPE, DECISION, provenance_statement, subjects
 from tasks.lineage.trace_model import trace_model
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
     from infra.storage.store import Store
 
-PROVENANCE_FILE, ENVELOPE_FILE = "provenance.intoto.json", "provenance.dsse.json"
+PROVENANCE_FILE, BUNDLE_FILE = "provenance.intoto.json", "provenance.sigstore.json"
 OF_ONE_BUILD = ("attempt", "manifest")
 """Fields of a step in a statement that differ where its work was computed again, with the same digest."""
 
@@ -104,10 +105,10 @@ def read_statement(directory: Path) -> Statement:
         ) from None
 
 
-def verify_release(directory: Path, store: Store, key: Ed25519PublicKey | None) -> Verification:
+def verify_release(directory: Path, store: Store, key: EllipticCurvePublicKey | None) -> Verification:
     """Compare the evidence with the store. Raises ValueError for a directory without a statement that can be read."""
     statement = read_statement(directory)
-    signature, problems = _check_signature(directory, key)
+    signature, problems = _check_signatures(directory, key)
     problems += _check_documents(directory, statement)
     manifests: dict[str, Manifest] = {}
     recomputed: list[str] = []
@@ -130,19 +131,34 @@ def verify_release(directory: Path, store: Store, key: Ed25519PublicKey | None) 
     )
 
 
-def _check_signature(directory: Path, key: Ed25519PublicKey | None) -> tuple[str, list[str]]:
-    from infra.signed_envelope import key_id, signature_problem
+def signed_payloads(statement: bytes) -> dict[str, bytes]:
+    """What a signer signs, by the file of its bundle: the statement on a release, and the weights that it names in each
+    format as OpenSSF's model-signing does."""
+    read = Statement(json.loads(statement))
+    return {BUNDLE_FILE: statement, **model_payloads(read.model, read.subjects)}
 
-    path = directory / ENVELOPE_FILE
+
+def _check_signatures(directory: Path, key: EllipticCurvePublicKey | None) -> tuple[str, list[str]]:
+    from infra.signature_bundle import key_id, signature_problem
+
+    payloads = signed_payloads((directory / PROVENANCE_FILE).read_bytes())
     if key is None:
-        found = "there is one, give the signer's public key with --key" if path.exists() else "there is none"
-        return f"not checked: {found}", []
-    if not path.exists():
-        return "missing", [f"{ENVELOPE_FILE} does not exist: the statement is not signed"]
-    problem = signature_problem(path.read_bytes(), (directory / PROVENANCE_FILE).read_bytes(), key)
-    if problem:
-        return "wrong", [f"{ENVELOPE_FILE} {problem}"]
-    return f"key {key_id(key)[:12]} signed the statement", []
+        is_there = any((directory / name).exists() for name in payloads)
+        return f"not checked: {'there is one, give the public key with --key' if is_there else 'there is none'}", []
+    problems = []
+    for name, payload in payloads.items():
+        path = directory / name
+        if not path.exists():
+            problems.append(f"{name} does not exist: {_signed(name)} is not signed")
+        elif problem := signature_problem(path.read_bytes(), payload, key):
+            problems.append(f"{name} {problem}")
+    if problems:
+        return "wrong or missing", problems
+    return f"key {key_id(key)[:12]} signed the statement and {len(payloads) - 1} formats of the weights", []
+
+
+def _signed(name: str) -> str:
+    return "the statement" if name == BUNDLE_FILE else "a format of the weights"
 
 
 def _check_documents(directory: Path, statement: Statement) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Opens what `glm46 convert` reads: a Hugging Face directory, a hand-over, or a Megatron-Core one.
+"""Opens what `glm46 convert` reads: a Hugging Face directory, a hand-over, a Megatron-Core or a DeepSpeed one.
 
 Each is accounted for before a tensor is read: a missing, unexpected or wrongly shaped one is a ValueError with its
 name. A transposed square matrix has the right shape, and nothing tells it from the right one.
@@ -17,6 +17,7 @@ from torch import Tensor
 from configs.schema import ModelRecipe
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, stacked_name
+from model.formats.deepspeed_checkpoint import DeepSpeedFiles, step_dir
 from model.formats.hf_checkpoint import (
     CONFIG_FILE,
     ROUTER_BIAS,
@@ -32,7 +33,7 @@ from model.formats.megatron_checkpoint import MegatronFiles, iteration_dir
 from model.text.tokenizer_layout import END_TOKENS, vocabulary_sha256
 from tasks.training.state.tensor_sources import StateFiles, TensorSource
 
-Format = Literal["hf", "native", "megatron"]
+Format = Literal["hf", "native", "megatron", "deepspeed"]
 HANDOVER, HF = "handover", "hf"
 TOKENIZER_FILE = "tokenizer.json"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -79,12 +80,12 @@ class CheckpointSource:
 
 
 def open_source(path: Path) -> CheckpointSource:
-    """Raises ValueError for a directory that is none of the three, and where its parts do not belong together."""
+    """Raises ValueError for a directory that is none of the four, and where its parts do not belong together."""
     config_dir = path / HF if (path / HANDOVER).is_dir() else path
     if not (config_dir / CONFIG_FILE).is_file():
         raise ValueError(
             f"{path} is no checkpoint: name a directory with {CONFIG_FILE} and weights, one with {HANDOVER}/ and "
-            f"{HF}/{CONFIG_FILE}, or one that `glm46 convert --to megatron` wrote"
+            f"{HF}/{CONFIG_FILE}, or one of Megatron-Core or DeepSpeed with {CONFIG_FILE} and the tokenizer beside it"
         )
     recipe, is_scored = read_config(config_dir), is_reward_model(config_dir)
     with torch.device("meta"):
@@ -106,6 +107,9 @@ def _open_tensors(
     if iteration_dir(path) is not None:
         files = MegatronFiles(path, recipe, shapes)
         return "megatron", files, _configured_dtype(config_dir)
+    step = None if any(config_dir.glob("*.safetensors")) else step_dir(path)
+    if step is not None:
+        return "deepspeed", DeepSpeedFiles(step, recipe, shapes), _configured_dtype(config_dir)
     tensors = CheckpointTensors(config_dir, recipe, is_scored)
     return "hf", tensors, _stored_dtype_of(tensors)
 

@@ -67,6 +67,8 @@ class PromotionDecision(Record):
     """Digest of the decision on the suite's benchmarks; empty where the scale has no suite."""
     quantization_digest: str
     """Digest of the decision on the quantized files."""
+    contamination_digest: str
+    """Digest of the decision on what training data quotes of the evaluation."""
     parity_digest: str
     """Digest of the comparison of engines."""
     smoke_digest: str
@@ -97,6 +99,7 @@ def decide_promotion(
     comparison: Artifact[GateDecision],
     benchmarks: Artifact[GateDecision] | None,
     quantization: Artifact[GateDecision],
+    contamination: Artifact[GateDecision],
     parity: Artifact[ParityReport],
     smoke: SmokeReport,
     withdrawal: Withdrawal,
@@ -104,7 +107,7 @@ def decide_promotion(
     output: Output,
 ) -> PromotionDecision:
     """A refusal is a result. `benchmarks` is None where the scale has no suite, `approval` where nobody was asked."""
-    refusals = refusals_of((comparison, benchmarks, quantization, parity), smoke, withdrawal)
+    refusals = refusals_of((comparison, benchmarks, quantization, contamination, parity), smoke, withdrawal)
     if approval is not None and approval.answer != "approved":
         refusals = (*refusals, approval.sentence)
     decision = PromotionDecision(
@@ -113,6 +116,7 @@ def decide_promotion(
         comparison_digest=comparison.digest,
         benchmarks_digest="" if benchmarks is None else benchmarks.digest,
         quantization_digest=quantization.digest,
+        contamination_digest=contamination.digest,
         parity_digest=parity.digest,
         smoke_digest=smoke.digest,
         approval=approval,

@@ -1,5 +1,5 @@
-"""Step: measures each GGUF file with llama.cpp itself: bits per byte of the suite's first documents, and the answers to
-its first problems.
+"""Step: measures each GGUF file with llama.cpp itself: bits per byte of the suite's first documents, the answers to its
+first problems, and of the file that is served the choices in its first questions.
 
 In: GGUF files, the checkpoint whose tokenizer they carry, the suite, and what the checkpoint answered to it. Out:
 gguf_scores.json, per type and document the log-probability and bytes; items-TYPE.parquet, the answers as an evaluation
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from configs.schema import SERVED_GGUF_TYPE
 from infra.step import Artifact, Output, Progress, Record, step
+from tasks.evaluation.choice_scores import score_choices
 from tasks.evaluation.comparisons import FigureChange, ServedFigures, figure_changes
-from tasks.evaluation.engine import load_tokenizer
+from tasks.evaluation.engine import document_token_ids, load_tokenizer
 from tasks.evaluation.generated_answers import answer_problems, asked_problems, longest_answer
-from tasks.evaluation.items import DOCUMENT, Item, read_items, write_items
+from tasks.evaluation.items import CHOICE, DOCUMENT, Item, read_items, write_items
 from tasks.evaluation.suite import Question, read_suite
 from tasks.release.leading_texts import LeadingText, leading_texts
 from tasks.release.served_scoring import CONTEXT_MARGIN, FILLER, ServedEngine, ServedScorer
@@ -56,7 +57,7 @@ class GgufEvaluation(Record):
 @step(
     content=("gguf_scores.json", "items-*.parquet"),
     evidence=("server-*.log",),
-    distributions=("xllamacpp", "tokenizers", "pyarrow", "numpy", "scipy"),
+    distributions=("xllamacpp", "tokenizers", "pyarrow", "numpy", "scipy", "lm_eval", "datasets"),
 )
 def evaluate_gguf(
     *,
@@ -73,11 +74,16 @@ def evaluate_gguf(
 
     tokenizer = load_tokenizer(checkpoint.path("hf/tokenizer.json"))
     questions = read_suite(suite.path("suite.parquet"))
+    choices = [question for question in questions if question.kind == CHOICE][: recipe.num_problems]
     texts, problems = _choose_texts(tokenizer, questions, recipe), asked_problems(questions, recipe)
     vocab_size = json.loads(checkpoint.path("hf/config.json").read_text(encoding="utf-8"))["vocab_size"]
     filler = tokenizer.token_to_id(FILLER)
     assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
-    room = max(*(len(text.token_ids) for text in texts), longest_answer(tokenizer, problems, recipe.answers))
+    room = max(
+        *(len(text.token_ids) for text in texts),
+        longest_answer(tokenizer, problems, recipe.answers),
+        min(_longest_choice(tokenizer, choices), recipe.answers.sequence_length + 1),
+    )
     num_slots = recipe.answers.samples_per_problem
     private = resources.model_copy(update={"port": 0, "context_length": room + CONTEXT_MARGIN})
     scores: dict[str, list[float]] = {}
@@ -92,6 +98,9 @@ def evaluate_gguf(
             scores[gguf_type] = [_score_text(scorer, text) for text in texts]
             engine = ServedEngine(scorer, num_slots, gguf.digest)
             answers[gguf_type] = answer_problems(engine, tokenizer, problems, recipe.answers, gguf.digest, output)
+            if choices and gguf_type == SERVED_GGUF_TYPE:
+                length = recipe.answers.sequence_length
+                answers[gguf_type] += score_choices(engine, tokenizer, choices, length, gguf.digest, output).items
         write_items(output.path(f"items-{gguf_type}.parquet"), answers[gguf_type])
     num_bytes = sum(text.num_bytes for text in texts)
     rows = {gguf_type: _score_rows(texts, values) for gguf_type, values in scores.items()}
@@ -136,6 +145,12 @@ def _choose_texts(tokenizer: Tokenizer, questions: Sequence[Question], recipe: F
             f"{recipe.num_documents}: lower it, or raise evaluation.recipe.max_document_tokens"
         )
     return leading_texts(tokenizer, documents[: recipe.num_documents], recipe.max_document_tokens)
+
+
+def _longest_choice(tokenizer: Tokenizer, questions: Sequence[Question]) -> int:
+    """Tokens of the longest question with one of its choices."""
+    rows = (f"{question.text} {choice}" for question in questions for choice in question.choice_list)
+    return max((len(document_token_ids(tokenizer, row)) for row in rows), default=0)
 
 
 def _score_text(scorer: ServedScorer, text: LeadingText) -> float:

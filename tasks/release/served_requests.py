@@ -32,6 +32,22 @@ MAX_SCHEMA_TOKENS = 160
 """Enough for any object of SCHEMA: llama.cpp allows 22 characters of white space at each of five places."""
 
 
+CALLED = "record_answer"
+CALL_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "string", "enum": list(ANSWERS)},
+        "is_sure": {"type": "boolean"},
+        "score": {**SCHEMA, "properties": {"points": {"enum": [1, 2]}}, "required": ["points"]},
+    },
+    "required": ["answer", "is_sure", "score"],
+    "additionalProperties": False,
+}
+"""A string, a truth value and an object: few values, so an answer that fits is checked without a library."""
+MAX_CALL_TOKENS = 256
+"""Enough for any call of CALLED, one byte a token."""
+
+
 def check_key(server_url: str) -> list[str]:
     """A wrong key, and none, must be refused."""
     reasons = []
@@ -84,6 +100,44 @@ def check_schema(client: OpenAI, model_name: str, message: str, settings: dict[s
     except ValueError:
         fits = False
     return [] if fits else [f"message {message!r} with a JSON schema was answered with {text!r}"]
+
+
+def check_call(client: OpenAI, model_name: str, message: str) -> list[str]:
+    """A function call that is required must be made, with arguments of its schema."""
+    function: Any = {"name": CALLED, "description": "Records the answer.", "parameters": CALL_SCHEMA}
+    answer = client.chat.completions.create(
+        model=model_name,
+        messages=[{"role": "user", "content": message}],
+        max_tokens=MAX_CALL_TOKENS,
+        temperature=0,
+        tools=[{"type": "function", "function": function}],
+        tool_choice="required",
+    )
+    choice = answer.choices[0]
+    calls = [call.function for call in choice.message.tool_calls or () if call.type == "function"]
+    made = [(call.name, _arguments(call.arguments)) for call in calls]
+    fits = len(made) == 1 and made[0][0] == CALLED and _are_of_call(made[0][1])
+    if fits and choice.finish_reason == "tool_calls":
+        return []
+    shown = [f"{call.name}({call.arguments})" for call in calls] or choice.message.content
+    return [f"message {message!r} with a required function was answered with {shown!r}, {choice.finish_reason}"]
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _are_of_call(given: Any) -> bool:
+    """Whether arguments are values of CALL_SCHEMA."""
+    return given in [
+        {"answer": answer, "is_sure": is_sure, "score": {"points": points}}
+        for answer in ANSWERS
+        for is_sure in (True, False)
+        for points in (1, 2)
+    ]
 
 
 def check_concurrent(

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from tasks.evaluation.engine import Continuations
 
 if TYPE_CHECKING:
+    from model.generation.continuation_scores import ContinuationScore, Pair
     from model.generation.sampling import Sampling
 
 FORCE = 10_000.0
@@ -128,6 +129,13 @@ class ServedEngine:
                 answers += self._answer(prompt, size, sampling, sampling.seed * SEEDS_PER_CALL + len(answers))
                 num_left -= size
         return Continuations.up_to_stops(answers, sampling.stop_token_ids)  # llama.cpp knows some of them only
+
+    def score_continuations(self, pairs: Sequence[Pair]) -> list[ContinuationScore]:
+        """Log-probability of every continuation after its context, and whether it is the greedy one: one request per
+        token, which computes one position."""
+        from model.generation.continuation_scores import ContinuationScore
+
+        return [ContinuationScore(*self.scorer.score_continuation(*pair)) for pair in pairs]
 
     def _answer(
         self, prompt: Sequence[int], num_answers: int, sampling: Sampling, seed: int

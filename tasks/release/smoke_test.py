@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from infra.step import Artifact, Record, digest_of
 from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer
-from tasks.release.served_requests import check_concurrent, check_key, check_oversized, check_schema, check_stream
+from tasks.release.served_requests import (
+    check_call,
+    check_concurrent,
+    check_key,
+    check_oversized,
+    check_schema,
+    check_stream,
+)
 from tasks.release.token_bytes import ends_inside_character
 
 if TYPE_CHECKING:
@@ -74,6 +81,7 @@ def smoke_test(*, server_url: str, api_key: str, context_length: int, reference:
     reasons += check_stream(client, name, max(texts, key=lambda answer: len(answer.token_ids)))
     for answer in (answer for answer in answers if answer.is_chat):
         reasons += check_schema(client, name, answer.prompt, WITHOUT_THINKING)
+        reasons += check_call(client, name, answer.prompt)
     if not reasons:  # answers that are wrong one at a time say nothing about many at a time
         reasons += check_concurrent(answers, partial(_check_answer, client, name))
     num_compared = sum(answer.num_clear for answer in answers)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tasks.evaluation.evaluate_checkpoint import Evaluation
     from tasks.release.decide_promotion import PromotionDecision
 
-QUANTIZED, CHAMPION = "Quantized files", "Against champion and anchors"
+QUANTIZED, CONTAMINATED, CHAMPION = "Quantized files", "Evaluation in training data", "Against champion and anchors"
 BENCHMARKS, PROMOTION = "Suite of benchmarks", "Promotion"
 SIGNS = {"held": "✓", "broken": "✗", "undecided": "?"}
 BOUND_COLUMNS = ("figure", "against", "measured", "95 % interval", "noise floor", "allowed", "items", "remark")
@@ -158,12 +158,13 @@ def _benchmark_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
 def named_verdicts(
     phases: ReportedPhases,
     release: Artifact[GateDecision] | None,
+    contamination: Artifact[GateDecision] | None,
     champion: Artifact[GateDecision] | None,
     suite: Artifact[GateDecision] | None,
 ) -> list[tuple[str, GateDecision]]:
     """Every gate that the run reached, in order."""
     named = [(f"Gate of {phase.name}", phase.decision) for phase in (*phases.reward_models, *phases)]
-    released = ((QUANTIZED, release), (CHAMPION, champion), (BENCHMARKS, suite))
+    released = ((QUANTIZED, release), (CONTAMINATED, contamination), (CHAMPION, champion), (BENCHMARKS, suite))
     named += [(title, decision) for title, decision in released if decision is not None]
     return [(title, decision.record) for title, decision in named]
 
@@ -210,7 +211,7 @@ def verdict_section(
     judged = {title for title, *_ in rows}
     later = [
         title
-        for title in (*(f"Gate of {name}" for name in phases.not_reached), QUANTIZED, CHAMPION, PROMOTION)
+        for title in (*(f"Gate of {name}" for name in phases.not_reached), QUANTIZED, CONTAMINATED, CHAMPION, PROMOTION)
         if title not in judged
     ]
     rows += [(title, Html('<span class="soft">not reached</span>'), "") for title in later]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tasks.release.evaluate_quantized import QuantizedEvaluation
 
 COLUMNS = ("format", "size", "of the checkpoint", "bits per byte", "before", "same token", "same experts", "pass@1")
-PASS_AT_1, ARITHMETIC = "pass_at_1", "arithmetic_accuracy"
+PASS_AT_1, ARITHMETIC, CHOICES = "pass_at_1", "arithmetic_accuracy", "choice_accuracy"
 
 
 def formats_section(gguf: Artifact[GgufEvaluation] | None, quantized: QuantizedEvaluations | None) -> str:
@@ -35,16 +35,18 @@ def gguf_table(record: GgufEvaluation) -> str:
             _bits(bits),
             _change(record.figures[gguf_type], PASS_AT_1),
             _change(record.figures[gguf_type], ARITHMETIC),
+            _change(record.figures[gguf_type], CHOICES),
         )
         for gguf_type, bits in record.bits_per_byte.items()
     ]
-    columns = ("type", "size", "of F32", "bits per byte", "pass@1", "arithmetic")
+    columns = ("type", "size", "of F32", "bits per byte", "pass@1", "arithmetic", "multiple choice")
     return table(columns, rows) + paragraph(
         f"Measured by llama.cpp itself on the leading tokens of {record.num_documents} held-out documents "
         f"({record.num_tokens:,} tokens, "
         f"{record.num_bytes:,} bytes): every token is scored given those before it. "
         + _asked(record.figures["F32"])
-        + "F32, which is served, stands beside the checkpoint in our own engine, the others beside F32.",
+        + "F32, which is served, stands beside the checkpoint in our own engine, the others beside F32. Only F32 is "
+        "asked multiple choice, token by token.",
         "soft",
     )
 
@@ -83,6 +85,8 @@ def _bits(value: float | None) -> str:
 
 def _change(figures: Mapping[str, FigureChange], name: str) -> str:
     """Value, change and its interval."""
+    if name not in figures:
+        return "not asked"
     figure = figures[name]
     bounds = figure.change_interval
     return f"{figure.value:.3f}, {figure.change:+.3f}" + (

@@ -60,6 +60,7 @@ def write_report(
     gguf_evaluation: Artifact[GgufEvaluation] | None,
     quantized: QuantizedEvaluations | None,
     quantization_decision: Artifact[GateDecision] | None,
+    contamination_decision: Artifact[GateDecision] | None,
     decision: Artifact[GateDecision] | None,
     suite_evaluation: Artifact[SuiteEvaluation] | None,
     suite_decision: Artifact[GateDecision] | None,
@@ -67,13 +68,13 @@ def write_report(
     recipe: Prices,
     output: Output,
 ) -> Report:
-    """`recipe` has what a rank costs and draws, `decision` is that against the champion. The last seven artifacts are
+    """`recipe` has what a rank costs and draws, `decision` is that against the champion. The last eight artifacts are
     None where the run ended before the release, those of the suite also where the scale has none."""
-    verdicts = named_verdicts(phases, quantization_decision, decision, suite_decision)
+    verdicts = named_verdicts(phases, quantization_decision, contamination_decision, decision, suite_decision)
     promoted = None if promotion is None else promotion.record
     accepted = all(verdict.accepted for _, verdict in verdicts) if promoted is None else promoted.accepted
     scored = {} if quantized is None else quantized.evaluations
-    decided = (quantization_decision, decision, suite_evaluation, suite_decision, promotion)
+    decided = (quantization_decision, contamination_decision, decision, suite_evaluation, suite_decision, promotion)
     stages = named_stages(data, phases, [("", gguf_evaluation), *scored.items(), *(("", each) for each in decided)])
     sections = [
         Section("In short", overview_section(data, phases)),

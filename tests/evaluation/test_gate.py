@@ -16,14 +16,7 @@ from flows.stages import without_required_gains
 from infra.home import Home
 from infra.step import Output, Record, step
 from infra.storage.open_store import open_store
-from tasks.evaluation.comparisons import (
-    ANSWERED_KINDS,
-    FIGURES,
-    ServedFigures,
-    bits_difference,
-    compare,
-    figure_changes,
-)
+from tasks.evaluation.comparisons import FIGURES, SERVED_KINDS, ServedFigures, bits_difference, compare, figure_changes
 from tasks.evaluation.decide_gate import Anchors, decide_gate
 from tasks.evaluation.expert_use import ExpertUse, write_expert_use
 from tasks.evaluation.items import CHOICE, SAFETY, suite_digest, write_items
@@ -394,8 +387,8 @@ def test_tiny_asks_its_reinforcement_learning_for_a_gain_beyond_the_noise_of_its
 
 
 def answered(**shares):
-    """What a server answers: the items of the kinds that every format is asked."""
-    return [item for item in items_of(**shares) if item.kind in ANSWERED_KINDS]
+    """What a server answers: the items of the kinds that the served file is asked."""
+    return [item for item in items_of(**shares) if item.kind in SERVED_KINDS]
 
 
 def test_a_served_file_must_not_answer_worse_than_its_checkpoint_beyond_the_noise(decide):
@@ -411,6 +404,9 @@ def test_a_served_file_must_not_answer_worse_than_its_checkpoint_beyond_the_nois
     assert decision.record.refusals[0].startswith("pass_at_1 as served is 0.4000, -0.2000 [")
     decision = decide(items, served=answered(answers=few, arithmetic=0.8))
     assert refused_by(decision) == {("arithmetic_accuracy as served", "checkpoint")}
+    decision = decide(items, served=answered(answers=few, choice=0.5))
+    assert refused_by(decision) == {("choice_accuracy as served", "checkpoint")}
+    assert "(95 %, 40 questions" in decision.record.refusals[0]
 
 
 def test_a_gain_within_the_noise_floor_moves_no_anchor(decide):
@@ -650,6 +646,7 @@ def decide_files(store):
             max_parity_log_probability=0.001,
             max_quantization_bits_per_byte=0.02,
             max_4_bit_bits_per_byte=0.5,
+            max_contaminated_share=0.01,
             quantized_formats=tuple(agreements),
             min_routing_agreement=floors or {},
             calibration_rows=8,

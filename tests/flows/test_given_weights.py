@@ -152,6 +152,7 @@ DATA_STEPS = {
     "collect_chats",
     "shard_chats",
     "select_evaluation_items",
+    "measure_contamination",
     "pack sft",
 }
 

@@ -71,6 +71,7 @@ MODEL_STEPS = {
     "convert_to_gguf",
     "evaluate_gguf",
     "decide_quantization",
+    "decide_contamination",
     "generate_reference",
     "check_parity",
     "write_report",

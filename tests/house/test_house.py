@@ -24,8 +24,8 @@ model.text model.kernels model.architecture model.optimizer model.generation mod
 tasks.data.records tasks.data.text tasks.data.readers tasks.data.sources tasks.data.extraction tasks.data.embedding
 tasks.data.scoring tasks.data.deduplication tasks.data.filtering tasks.data.privacy tasks.data.sandbox
 tasks.data.environments tasks.data.problems tasks.data.seeds tasks.data.prompts tasks.data.decontamination
-tasks.data.chats tasks.data.preferences tasks.data.repositories tasks.data.tokenizer tasks.data.shards
-tasks.data.packing tasks.data
+tasks.data.chats tasks.data.preferences tasks.data.repositories tasks.data.contamination tasks.data.tokenizer
+tasks.data.shards tasks.data.packing tasks.data
 tasks.training.schedule tasks.training.plan tasks.training.parallel tasks.training.state tasks.training.policy
 tasks.training.loop tasks.training.watch tasks.training tasks.evaluation tasks tasks.release
 tasks.evaluation.benchmarks tasks.report tasks.lineage tasks.monitoring tasks.serving

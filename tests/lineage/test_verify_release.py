@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import random
 import shutil
 import subprocess
+import sys
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256K1, SECP256R1, SECP521R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -20,13 +21,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from flows.cli.evidence.rebuild_release import rebuild_release
-from flows.cli.evidence.write_evidence import evidence_files
+from flows.cli.evidence.write_evidence import evidence_files, signatures
 from infra.home import Home
-from infra.signed_envelope import PASSPHRASE_VARIABLE, read_private_key, read_public_key, sign
+from infra.signature_bundle import PASSPHRASE_VARIABLE, key_id, read_private_key, read_public_key, sign
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
 from tasks.lineage.compare_builds import compare_builds
-from tasks.lineage.verify_release import ENVELOPE_FILE, PROVENANCE_FILE, read_statement, verify_release
+from tasks.lineage.verify_release import BUNDLE_FILE, PROVENANCE_FILE, read_statement, verify_release
 from tests.lineage.toy_release import make_release
 
 NUM_CHANGES = 100
@@ -34,7 +35,7 @@ NUM_CHANGES = 100
 
 @pytest.fixture(scope="module")
 def key():
-    return Ed25519PrivateKey.generate()
+    return generate_private_key(SECP256R1())
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def write(store, key, directory) -> None:
     release = make_release(store)
     files = evidence_files(read_manifest_graph(store), release.version)
     directory.mkdir()
-    for name, content in {**files, ENVELOPE_FILE: sign(files[PROVENANCE_FILE], key)}.items():
+    for name, content in {**files, **signatures(files[PROVENANCE_FILE], key)}.items():
         (directory / name).write_bytes(content)
 
 
@@ -144,7 +145,7 @@ def pem_files(directory, key, passphrase=None):
 
 def test_the_signature_is_one_that_openssl_verifies_over_dsses_encoding(written, key, tmp_path):
     pem_files(tmp_path, key)
-    envelope = json.loads((written / "evidence" / ENVELOPE_FILE).read_text())
+    envelope = json.loads((written / "evidence" / BUNDLE_FILE).read_text())["dsseEnvelope"]
     payload = base64.b64decode(envelope["payload"])
     assert payload == (written / "evidence" / PROVENANCE_FILE).read_bytes()
     kind = envelope["payloadType"].encode()
@@ -152,25 +153,52 @@ def test_the_signature_is_one_that_openssl_verifies_over_dsses_encoding(written,
         b" ".join([b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode(), payload])
     )
     (tmp_path / "signature").write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
-    command = "openssl pkeyutl -verify -pubin -inkey key.pub -rawin -in signed -sigfile signature"
+    command = "openssl dgst -sha256 -verify key.pub -signature signature signed"
     checked = subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0 and "Verified Successfully" in checked.stdout, checked.stderr
+    assert checked.returncode == 0 and "Verified OK" in checked.stdout, checked.stderr
+
+
+@pytest.mark.parametrize("curve", [SECP256R1(), SECP521R1()])
+def test_openssfs_verifier_accepts_the_weights_and_finds_a_change(written, tmp_path, curve):
+    """Of every format's directory, from the store as it is, or as somebody downloaded it."""
+    if importlib.util.find_spec("model_signing") is None or importlib.util.find_spec("OpenSSL") is None:
+        pytest.skip("model-signing and pyOpenSSL are not installed: `pip install -c constraints.txt -e .[test]`")
+    signer = generate_private_key(curve)
+    _, public = pem_files(tmp_path, signer)
+    for name, content in signatures((written / "evidence" / PROVENANCE_FILE).read_bytes(), signer).items():
+        (tmp_path / name).write_bytes(content)
+    (weights,) = (written / "store").glob("objects/*/*/hf")
+    (files,) = (path.parent for path in (written / "store").glob("objects/*/*/*.gguf"))
+    copied = shutil.copytree(weights, tmp_path / "hf")
+
+    def verified(directory, signature):
+        command = [sys.executable, "-m", "model_signing", "verify", "key", directory, "--signature", signature]
+        given = [*map(str, command), "--public_key", str(public)]
+        return subprocess.run(given, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    for directory, name in ((copied, "model.sig"), (files, "model-gguf.sig")):
+        assert verified(directory, tmp_path / name).returncode == 0, verified(directory, tmp_path / name)
+    (copied / "model.safetensors").write_text("the weights of A model")
+    refused = verified(copied, tmp_path / "model.sig")
+    assert refused.returncode and "model.safetensors" in refused.stdout + refused.stderr
 
 
 def test_another_key_or_a_statement_signed_before_a_change_is_refused(copied, key):
     evidence, store = copied
-    other = Ed25519PrivateKey.generate()
-    (problem,) = verify_release(evidence, store, other.public_key()).problems
-    assert problem.startswith(f"{ENVELOPE_FILE} does not hold this statement, signed with key")
+    other = generate_private_key(SECP256R1())
+    problems = verify_release(evidence, store, other.public_key()).problems
+    assert [problem.partition(" does not hold this statement, signed with key")[0] for problem in problems] == [
+        BUNDLE_FILE,
+        "model.sig",
+        "model-gguf.sig",
+    ]
     forged = sign((evidence / PROVENANCE_FILE).read_bytes(), other).decode()
-    mine = json.loads((evidence / ENVELOPE_FILE).read_text())["signatures"][0]
-    theirs = json.loads(forged)["signatures"][0]
-    (evidence / ENVELOPE_FILE).write_text(forged.replace(theirs["keyid"], mine["keyid"]))
+    (evidence / BUNDLE_FILE).write_text(forged.replace(key_id(other.public_key()), key_id(key.public_key())))
     (problem,) = verify_release(evidence, store, key.public_key()).problems
     assert "did not make" in problem
-    (evidence / ENVELOPE_FILE).unlink()
+    (evidence / BUNDLE_FILE).unlink()
     (problem,) = verify_release(evidence, store, key.public_key()).problems
-    assert problem == f"{ENVELOPE_FILE} does not exist: the statement is not signed"
+    assert problem == f"{BUNDLE_FILE} does not exist: the statement is not signed"
 
 
 def test_a_key_that_cannot_sign_is_one_sentence_without_the_key(tmp_path, key, monkeypatch):
@@ -184,8 +212,8 @@ def test_a_key_that_cannot_sign_is_one_sentence_without_the_key(tmp_path, key, m
     monkeypatch.setenv(PASSPHRASE_VARIABLE, "secret words")
     assert read_private_key(private).public_key() == key.public_key() == read_public_key(public)
     monkeypatch.delenv(PASSPHRASE_VARIABLE)
-    private, public = pem_files(tmp_path, generate_private_key(SECP256R1()))
-    with pytest.raises(ValueError, match="is no Ed25519 key"):
+    private, public = pem_files(tmp_path, generate_private_key(SECP256K1()))
+    with pytest.raises(ValueError, match="is no key of the curves secp256r1"):
         read_private_key(private)
     with pytest.raises(ValueError, match="holds no private key in PEM") as refused:
         read_private_key(public)

@@ -61,6 +61,7 @@ RECIPE = ReleaseRecipe(
     max_parity_log_probability=0.001,
     max_quantization_bits_per_byte=0.05,
     max_4_bit_bits_per_byte=0.5,
+    max_contaminated_share=0.01,
     quantized_formats=(),
     min_routing_agreement={},
     calibration_rows=8,
@@ -163,14 +164,22 @@ def test_the_served_file_answers_the_same_problems(store, gguf, suite):
     evaluation = commit(store, evaluate_gguf, gguf=gguf, resources=SERVING, **given)
     own = {item.item_id: item for item in read_items(given["evaluation"].path("items.parquet"))}
     served = read_items(evaluation.path("items-F32.parquet"))
-    assert Counter(item.kind for item in served) == {"arithmetic": 20, "chat_problem": 20}
+    num_choices = sum(item.kind == "choice" for item in own.values())
+    asked_kinds = {"arithmetic": 20, "chat_problem": 20}
+    assert Counter(item.kind for item in served) == asked_kinds | {"choice": num_choices} and num_choices > 1
+    assert Counter(item.kind for item in read_items(evaluation.path("items-Q8_0.parquet"))) == asked_kinds
     for item in served:
         same = own[item.item_id]
         assert (item.prompt_digest, item.num_samples) == (same.prompt_digest, same.num_samples)
         if item.kind == "arithmetic":
             assert item.output == same.output
             assert item.log_probability == pytest.approx(same.log_probability, abs=1e-3)
+        if item.kind == "choice":
+            assert (item.score, item.expected) == (same.score, same.expected)
+            assert json.loads(item.output) == pytest.approx(json.loads(same.output), abs=1e-3)
     assert any(item.output != own[item.item_id].output for item in served if item.kind == "chat_problem")
+    chosen = evaluation.record.served.figures["choice_accuracy"]
+    assert (chosen.change, chosen.disagreement, chosen.num_answers) == (0, 0, num_choices)
     change = evaluation.record.served.figures["arithmetic_accuracy"]
     assert (change.change, change.disagreement, change.num_answers) == (0, 0, 20)
     sampled = evaluation.record.figures["Q8_0"]["pass_at_1"]

@@ -13,12 +13,13 @@ import psutil
 import pytest
 from openai import AuthenticationError, BadRequestError, OpenAI
 
-from infra.serving.model_gateway import with_required_call
 from infra.serving.model_server import Access, running_model_server, start_model_server
+from infra.serving.required_call import grammar, parse, required_call, texts_of
 from model.formats.gguf_checkpoint import write_gguf
 from model.text.chat_template import render
 from tasks.release.served_requests import (
     NUM_CONCURRENT,
+    check_call,
     check_concurrent,
     check_key,
     check_oversized,
@@ -73,6 +74,36 @@ def test_an_answer_outside_its_schema_is_found(text):
     ]
 
 
+def calling(name: str, arguments: str, finish_reason: str = "tool_calls") -> OpenAI:
+    """A client whose server answers with this call, or with a text where there is no name."""
+    function = SimpleNamespace(name=name, arguments=arguments)
+    calls = [SimpleNamespace(type="function", function=function)] if name else None
+    message = SimpleNamespace(content=None if name else arguments, tool_calls=calls)
+    choice = SimpleNamespace(message=message, finish_reason=finish_reason)
+    completions = SimpleNamespace(create=lambda **asked: SimpleNamespace(choices=[choice]))
+    return SimpleNamespace(chat=SimpleNamespace(completions=completions))  # pyright: ignore[reportReturnType]
+
+
+RIGHT = '{"answer": "no", "is_sure": true, "score": {"points": 2}}'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ("record_answer", RIGHT.replace("no", "perhaps")),
+        ("record_answer", RIGHT.replace("2", "3")),
+        ("record_answer", RIGHT[:-1]),
+        ("record", RIGHT),
+        ("record_answer", RIGHT, "stop"),
+        ("", "no"),
+    ],
+)
+def test_a_call_outside_its_schema_is_found(answer):
+    assert check_call(calling("record_answer", RIGHT), "m", "Is it?") == []
+    (reason,) = check_call(calling(*answer), "m", "Is it?")
+    assert reason.startswith("message 'Is it?' with a required function was answered with ")
+
+
 TOOL: dict = {
     "type": "function",
     "function": {
@@ -124,7 +155,7 @@ def test_a_call_that_is_required_is_made_whatever_the_model_learnt(served, strea
 
 @pytest.mark.parametrize(("choice", "tools"), [("required", [TOOL, WEATHER]), (NAMED, [WEATHER])])
 def test_a_required_call_begins_as_training_writes_it(served, choice, tools):  # noqa: F811
-    body = with_required_call(json.dumps(asked_for(choice)).encode())
+    body = json.dumps(required_call(asked_for(choice)).template).encode()
     with urllib.request.urlopen(
         urllib.request.Request(f"{served.url}/apply-template", body, JSON), timeout=30
     ) as answer:
@@ -140,8 +171,96 @@ def test_a_call_of_an_unknown_function_is_refused_and_other_requests_pass_unchan
     with pytest.raises(BadRequestError, match="tool_choice asks for the function 'time': name one of tools"):
         client.chat.completions.create(**asked_for({"type": "function", "function": {"name": "time"}}))
     for body in (asked_for("auto"), asked_for("none"), asked_for("required") | {"tools": []}):
-        assert with_required_call(json.dumps(body).encode()) == json.dumps(body).encode()
-    assert with_required_call(b"no JSON") == b"no JSON"
+        assert required_call(body) is None
+
+
+SCHEMAS: dict[str, dict] = {
+    "search": {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "where": {"$ref": "#/$defs/place"},
+            "kind": {"type": "string", "enum": ["a b", 'q"', "<arg_value>"]},
+            "limit": {"type": ["integer", "null"]},
+            "level": {"enum": [1, "one"]},
+            "any": {},
+        },
+        "required": ["text", "kind"],
+        "$defs": {"place": {"type": "object", "properties": {"street": {"type": "string"}}, "required": ["street"]}},
+    },
+    "stop": {},
+}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"text": "a\n</tool_call> <arg_key>k</arg_key> 5", "kind": "<arg_value>"},
+        {"text": "", "where": {"street": "Ä <b>"}, "kind": 'q"', "limit": None, "level": "one", "any": [1, {"b": 2}]},
+        {"text": "5", "kind": "a b", "limit": 7, "level": 1, "any": "x y"},
+    ],
+)
+def test_a_call_is_read_as_training_writes_it(arguments):
+    turn = {"role": "assistant", "content": "", "tool_calls": [{"name": "search", "arguments": arguments}]}
+    segments = render([{"role": "user", "content": "a"}, turn], [], enable_thinking=False, add_generation_prompt=False)
+    written = "".join(segment.text for segment in segments).partition("<tool_call>")[2]
+    assert parse(written, SCHEMAS) == ("search", arguments)
+    assert parse("stop\n</tool_call>", SCHEMAS) == ("stop", {})
+
+
+@pytest.mark.parametrize(
+    "text", ["other\n</tool_call>", "stop\n", "stop\nx</tool_call>", "stop\n<arg_key>a</arg_key>\n</tool_call>"]
+)
+def test_what_no_grammar_can_have_held_is_no_call(text):
+    with pytest.raises(ValueError, match="could not hold the answer to the schemas of search, stop"):
+        parse(text, SCHEMAS)
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        ({"anyOf": [{"type": "string"}, {"const": "a"}]}, "all"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "some"),
+        ({"oneOf": [{"type": "object"}, {"enum": [1]}]}, "none"),
+        (True, "some"),
+    ],
+)
+def test_whether_values_are_strings_is_read_from_the_schema(schema, texts):
+    assert texts_of(schema, {}) == texts
+
+
+def test_a_reference_to_nothing_and_one_to_itself_are_refused():
+    for schema in ({"$ref": "#/$defs/a"}, {"$ref": "other.json"}):
+        whole = {"properties": {"k": schema}, "$defs": {"a": {"$ref": "#/$defs/a"}}}
+        with pytest.raises(ValueError, match="leads nowhere"):
+            grammar({"f": whole})
+
+
+def test_an_untrained_model_calls_by_any_schema_or_says_why_not(served):  # noqa: F811
+    """It never ends a text by itself, so one that is required uses up the tokens."""
+    client = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+    def ask(parameters, **more):
+        function = {"name": "search", "parameters": parameters}
+        asked = {"model": "m", "messages": [{"role": "user", "content": "Is it?"}], "max_tokens": 200, "temperature": 0}
+        tools = [{"type": "function", "function": function}]
+        return client.chat.completions.create(**asked, tools=tools, tool_choice="required", **more).choices[0]
+
+    closed = {"additionalProperties": False}
+    place = {"type": "object", "properties": {"street": {"enum": ["a"]}}, "required": ["street"], **closed}
+    whole = {"properties": {"kind": SCHEMAS["search"]["properties"]["kind"], "where": {"$ref": "#/$defs/place"}}}
+    choice = ask({**whole, "required": ["kind", "where"], "$defs": {"place": place}})
+    arguments = json.loads(choice.message.tool_calls[0].function.arguments)
+    assert arguments["where"] == {"street": "a"} and arguments["kind"] in whole["properties"]["kind"]["enum"]
+    cut = ask({"properties": {"text": {"type": "string"}}, "required": ["text"]})
+    assert cut.finish_reason == "length" and not cut.message.tool_calls
+    assert cut.message.content.startswith("<tool_call>search\n<arg_key>text</arg_key>\n<arg_value>")
+    texts = {"type": "array", "items": {"type": "string", "pattern": "^(?=a)b$"}, "minItems": 1}
+    for wrong, reason in ((texts, "simplify them"), ({"type": "nonsense"}, "unrecognized type nonsense")):
+        with pytest.raises(BadRequestError, match=reason):
+            ask({"properties": {"k": wrong}, "required": ["k"]})
+    with pytest.raises(BadRequestError, match="leave n and logprobs out"):
+        ask({}, n=2)
 
 
 def test_an_answer_to_another_prompt_is_found_among_those_at_the_same_time(store):  # noqa: F811

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,6 +38,7 @@ from tasks.evaluation.comparisons import ANSWERED_KINDS, FIGURES, figure_changes
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
 from tasks.evaluation.items import CHOICE, Item, suite_digest, write_items
+from tasks.prepared_data import PreparedData
 from tasks.release import check_parity as parity
 from tasks.release import convert_to_gguf as conversion
 from tasks.release.check_parity import ParityReport
@@ -49,7 +51,7 @@ from tests.support.evaluation_fakes import RECIPE, checkpoint, commit
 from tests.support.gate_items import BALANCED, GATE, answers_of, document, items_of, mixed
 from tests.support.pipeline import environment
 from tests.support.report_fakes import metrics_of_phase, rollouts_of_phase
-from tests.support.reported_data import reported_data, toy
+from tests.support.reported_data import contamination, reported_data, toy
 
 MODEL = "glm46-refused"
 NUM_LOADED = 100_000_000
@@ -71,6 +73,8 @@ class Case:
     """Share of the suite's items that are answered rightly."""
     served_answers: float | None = None
     """Share of right answers of the served file to the problems in conversations; None: those of the checkpoint."""
+    contaminated_items: int = 0
+    """Of 60 items of an evaluation source, those that its training data quotes."""
     serves_other_weights: bool = False
     exports_other_weights: bool = False
     from_stage: str = "release_model"
@@ -134,6 +138,9 @@ CASES = {
         same(), "accuracy of benchmark needle differs from the champion's by -0.4000", found_needles=0.5
     ),
     "quantization": Case(same(), "bits per byte that Q8_0 loses against F32 0.5000", quantization_loss=0.5),
+    "contamination": Case(
+        same(), "share of an evaluation source that training data quotes 0.0500, at most 0.01", contaminated_items=3
+    ),
     "served answers": Case(same(), "pass_at_1 as served is 0.7000, -0.2000", served_answers=0.7),
     "served weights": Case(same(), "smoke test: ", serves_other_weights=True),
     "exported weights": Case(same(), "parity: transformers at ", exports_other_weights=True),
@@ -179,8 +186,8 @@ ANSWERS = {"refused by a person": "refuse", "nobody answers": None, "approved by
 
 AGAIN = {"champion again": "second", "rolled back": WINNER, "approved again": "asked"} | dict.fromkeys(ANSWERS, "asked")
 """Runs of candidates that other runs are named after."""
-FEW = [*PROMOTED, "bits per byte too high", "a benchmark below the champion's", "quantization", "champion again"]
-FEW += ["refused by a person"]
+FEW = [*PROMOTED, "bits per byte too high", "a benchmark below the champion's", "quantization", "contamination"]
+FEW += ["champion again", "refused by a person"]
 """A run for each way of being promoted or refused, in the order of ALL."""
 ALL = [*PROMOTED, *CASES, *LAST_WORK, "champion again", *OVERTAKEN, "rolled back", *ANSWERS, "approved again"]
 """Every run in its order."""
@@ -329,7 +336,6 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
     from tasks.data.sources.list_sources import SourceListing
 
     prepared = replace(reported_data(store), contracts={})
-    flows.full_pipeline.prepare_data = lambda run, sources, reads_documents, reads_pairs: prepared
     flows.full_pipeline.list_sources = lambda data, say, needed: SourceListing(())
     flows.assess_checkpoint.evaluate_checkpoint = evaluate_checkpoint
     flows.assess_suite.evaluate_suite = evaluate_suite
@@ -346,7 +352,8 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
         os.environ["GLM46_TEST_CANDIDATE"] = str(number)
         made = commit(store, toy("train_phase", record_of(number), write_weights, evidence=("*.jsonl",)), str(number))
         digests[name] = made.digest
-        stage = ORDER[number].from_stage
+        stage, quoted = ORDER[number].from_stage, contamination(store, ORDER[number].contaminated_items)
+        flows.full_pipeline.prepare_data = partial(give_prepared, replace(prepared, contamination=quoted))
         start = made.key if stage == "release_model" else "champion"
         said, changed = io.StringIO(), contextlib.nullcontext()
         if name in LAST_WORK:
@@ -374,6 +381,11 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
             }
     ended[names[-1]]["formats"] = compare_formats("champion", home, str(scale), None).model_dump(mode="json")
     return ended
+
+
+def give_prepared(prepared: PreparedData, *given: Any) -> PreparedData:
+    """Data whose preparation is not judged here."""
+    return prepared
 
 
 def asks_for_approval(scale: Path, timeout_seconds: int) -> None:

@@ -15,6 +15,7 @@ from tasks.evaluation.decide_gate import decide_gate
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import convert_to_gguf
+from tasks.release.decide_contamination import decide_contamination
 from tasks.release.decide_promotion import Approval, PromotionDecision
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
@@ -34,6 +35,7 @@ RELEASE = ReleaseRecipe(
     max_parity_log_probability=0.001,
     max_quantization_bits_per_byte=0.05,
     max_4_bit_bits_per_byte=0.5,
+    max_contaminated_share=0.01,
     quantized_formats=(),
     min_routing_agreement={},
     calibration_rows=8,
@@ -196,10 +198,13 @@ def write_toy_report(
     released = commit(
         store, decide_quantization, gguf_evaluation=scored, quantized=QuantizedEvaluations({}), recipe=RELEASE
     )
+    unquoted = commit(
+        store, decide_contamination, contamination=data.contamination, recipe=RELEASE.contamination_bound()
+    )
     reasons = (*last.decision.record.refusals, *released.record.refusals)
     if approval is not None and approval.answer != "approved":
         reasons = (*reasons, approval.sentence)
-    digests = dict.fromkeys(("comparison", "benchmarks", "quantization", "parity", "smoke"), "")
+    digests = dict.fromkeys(("comparison", "benchmarks", "quantization", "contamination", "parity", "smoke"), "")
     decided = PromotionDecision(
         accepted=not reasons,
         refusals=reasons,
@@ -216,6 +221,7 @@ def write_toy_report(
         gguf_evaluation=scored,
         quantized=QuantizedEvaluations({}),
         quantization_decision=released,
+        contamination_decision=unquoted,
         decision=last.decision,
         suite_evaluation=None,
         suite_decision=None,
@@ -234,6 +240,7 @@ def write_unreleased_report(store: Store, data: PreparedData, phases: ReportedPh
         gguf_evaluation=None,
         quantized=None,
         quantization_decision=None,
+        contamination_decision=None,
         decision=None,
         suite_evaluation=None,
         suite_decision=None,

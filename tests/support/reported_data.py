@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from infra.step import Artifact, Output, Record, Step
 from infra.storage.store import Store
 from tasks.data.chats.collect_chats import CollectedChats
+from tasks.data.contamination.measure_contamination import MeasuredContamination
 from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
 from tasks.data.deduplication.deduplicate_documents import DeduplicatedDocuments
 from tasks.data.deduplication.duplicate_clusters import DuplicateCluster
@@ -337,8 +338,23 @@ def reported_data(store: Store) -> PreparedData:
         preferences=None,
         tokenizer=commit(store, toy("train_tokenizer", RECORDS["tokenizer"], _fertility), "train_tokenizer"),
         suite=evaluation_suite(store),
+        contamination=contamination(store, 0),
         contracts={name: (ingested, _checked(store, name)) for name in ("ingested", "deduplicated", "shards")},
     )
+
+
+def contamination(store: Store, num_contaminated: int) -> Artifact[MeasuredContamination]:
+    """What was measured where training data quotes that many of 60 items of a benchmark."""
+    record = MeasuredContamination(
+        num_items=71,
+        num_contaminated_items=num_contaminated,
+        num_sources=2,
+        worst_source="bench/quiz.jsonl",
+        worst_source_items=60,
+        worst_source_contaminated=num_contaminated,
+        contaminated_by_kind={"conversation": num_contaminated} if num_contaminated else {},
+    )
+    return commit(store, toy("measure_contamination", record, lambda output: output.path("empty").touch()), str(record))
 
 
 def _without_files(store: Store, name: str, record: Record) -> Artifact:

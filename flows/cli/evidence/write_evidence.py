@@ -11,11 +11,13 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
 from configs.load import load_scale
 from infra.home import open_home
 from infra.registry.model_registry import model_name, open_registry
 from infra.registry.registered_versions import NamedVersion, named_version
-from infra.signed_envelope import read_private_key, sign
+from infra.signature_bundle import read_private_key, sign
 from infra.storage.manifest_graph import ManifestGraph, read_manifest_graph
 from infra.storage.open_store import open_store
 from tasks.lineage.bill_of_materials import bill_of_materials
@@ -25,7 +27,7 @@ from tasks.lineage.provenance import provenance_statement, release_graph
 from tasks.lineage.published_card import published_card
 from tasks.lineage.trace_model import trace_model
 from tasks.lineage.training_summary import training_summary
-from tasks.lineage.verify_release import ENVELOPE_FILE, PROVENANCE_FILE
+from tasks.lineage.verify_release import PROVENANCE_FILE, signed_payloads
 
 CARD_FILE, MATERIALS_FILE = "README.md", "sbom.cdx.json"
 EVENTS_FILE, DATASET_FILE = "lineage.openlineage.jsonl", "croissant.json"
@@ -44,7 +46,7 @@ def write_evidence(
     version = named_version(open_registry(home), model_name(load_scale(scale).scale), name)
     files = evidence_files(read_manifest_graph(open_store(store, home)), version)
     if key is not None:
-        files[ENVELOPE_FILE] = sign(files[PROVENANCE_FILE], key)
+        files |= signatures(files[PROVENANCE_FILE], key)
     temporary = target.with_name(f".{target.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -55,6 +57,11 @@ def write_evidence(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return [target / file for file in files]
+
+
+def signatures(statement: bytes, key: EllipticCurvePrivateKey) -> dict[str, bytes]:
+    """The bundles by file: of the statement, and of the weights in each format."""
+    return {file: sign(payload, key) for file, payload in signed_payloads(statement).items()}
 
 
 def evidence_files(store_graph: ManifestGraph, version: NamedVersion) -> dict[str, bytes]:

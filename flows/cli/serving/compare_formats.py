@@ -1,16 +1,21 @@
-"""What the formats of a registered version lost, for `glm46 compare` with one model: as its release measured them."""
+"""What the formats of a registered version lost, for `glm46 compare` with one model: as its release measured them, and
+how fast they answer on this machine."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from pydantic import BaseModel
 
 from configs.load import load_scale
 from configs.schema import SERVED_GGUF_TYPE
+from flows.cli.serving.format_speeds import FormatSpeed, measure_speeds, unread_checkpoint
 from infra.home import Home
-from infra.registry.model_registry import FIGURES_TAG, model_name, open_registry
+from infra.registry.model_registry import FIGURES_TAG, GGUF_TAG, model_name, open_registry
 from infra.registry.registered_versions import named_version
 from infra.storage.open_store import open_store
 from tasks.evaluation.comparisons import FigureChange
+from tasks.release.convert_to_gguf import GgufFiles
 from tasks.release.evaluate_gguf import GgufEvaluation
 from tasks.release.evaluate_quantized import QuantizedEvaluation
 
@@ -30,6 +35,10 @@ class FormatFigures(BaseModel):
     figures: dict[str, FigureChange]
     routing_agreement: float | None
     """None for GGUF files: llama.cpp does not say which experts it chooses."""
+    speed: FormatSpeed | None = None
+    """On the machine of the comparison, now."""
+    no_speed: str = "not measured"
+    """Why there is none; empty where there is one."""
 
 
 class FormatComparison(BaseModel):
@@ -43,11 +52,12 @@ class FormatComparison(BaseModel):
         lines = [
             self.target,
             f"{'format':<14}{'computed by':<14}{'MB':>9}{'of it':>7}{'bits lost':>11}  {'figure':<21}{'value':>7}"
-            f"{'change':>9}  {'95 %':<20}{'floor':>7}{'items':>6}{'experts':>9}",
+            f"{'change':>9}  {'95 %':<20}{'floor':>7}{'items':>6}{'experts':>9}{'tokens/s':>10}{'of F32':>20}",
         ]
         for each in self.formats:
             bits = "-" if each.bits_per_byte_change is None else f"{each.bits_per_byte_change:+.4f}"
             experts = "-" if each.routing_agreement is None else f"{each.routing_agreement:.1%}"
+            speed, ratio = _shown(each.speed)
             share = each.num_bytes / each.num_original_bytes
             start = f"{each.name:<14}{each.computed_by:<14}{each.num_bytes / 1e6:>9,.1f}{share:>7.0%}{bits:>11}  "
             for figure, change in each.figures.items():
@@ -55,10 +65,44 @@ class FormatComparison(BaseModel):
                 interval = "-" if bounds is None else f"[{bounds[0]:+.4f}, {bounds[1]:+.4f}]"
                 lines.append(
                     f"{start}{figure:<21}{change.value:>7.4f}{change.change:>+9.4f}  {interval:<20}"
-                    f"{change.noise_floor:>7.4f}{change.num_items:>6}{experts:>9}"
+                    f"{change.noise_floor:>7.4f}{change.num_items:>6}{experts:>9}{speed:>10}{ratio:>20}"
                 )
-                start, experts = " " * len(start), ""
+                start, experts, speed, ratio = " " * len(start), "", "", ""
+        reasons: dict[str, list[str]] = {}
+        for each in self.formats:
+            if each.no_speed:
+                reasons.setdefault(each.no_speed, []).append(each.name)
+        lines += [f"tokens/s of {', '.join(names)}: none, {reason}" for reason, names in reasons.items()]
         return "\n".join(lines)
+
+
+def _shown(speed: FormatSpeed | None) -> tuple[str, str]:
+    if speed is None:
+        return "none", "-"
+    low, high = speed.ratio_range
+    return f"{speed.tokens_per_second:,.0f}", f"{speed.ratio:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def measured_formats(target: str, home: Home, scale: str, store_address: str | None) -> FormatComparison:
+    """The comparison with the speed of every file that this machine can serve. Raises RuntimeError where a server does
+    not start."""
+    comparison, registered = compare_formats(target, home, scale, store_address), model_name(load_scale(scale).scale)
+    version = named_version(open_registry(home), registered, target).registered
+    gguf = open_store(store_address, home).load(version.tag(GGUF_TAG), GgufFiles)
+    found = measure_speeds({name: gguf.path(file) for name, file in gguf.record.file_names.items()}, home)
+    return with_speeds(comparison, found)
+
+
+def with_speeds(comparison: FormatComparison, found: Mapping[str, FormatSpeed | str]) -> FormatComparison:
+    """`found` is by GGUF type; no engine of this project reads the other formats."""
+    formats = tuple(_with_speed(each, found.get(each.name)) for each in comparison.formats)
+    return comparison.model_copy(update={"formats": formats})
+
+
+def _with_speed(figures: FormatFigures, found: FormatSpeed | str | None) -> FormatFigures:
+    if isinstance(found, FormatSpeed):
+        return figures.model_copy(update={"speed": found, "no_speed": ""})
+    return figures.model_copy(update={"no_speed": unread_checkpoint() if found is None else found})
 
 
 def compare_formats(target: str, home: Home, scale: str, store_address: str | None) -> FormatComparison:

@@ -1,8 +1,9 @@
 """Step: filtered and synthetic documents, and prompts of RL -> those that overlap with no evaluation item.
 
 overlap.py defines overlap. dropped.parquet and dropped_prompts.parquet name the item, by its id and by file and
-record. contaminated.parquet shows the words that document and item share. All records of role `evaluation` are
-protected, and so are the generated problems that gate promotion or are held out.
+record. contaminated.parquet shows the words that document and item share; common_runs.parquet has the hashes of runs
+that too many documents hold to drop any. All records of role `evaluation` are protected, and so are the generated
+problems that gate promotion or are held out.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class DecontaminatedDocuments(Record):
         "documents/*.parquet",
         "dropped.parquet",
         "contaminated.parquet",
+        "common_runs.parquet",
         "prompts.parquet",
         "dropped_prompts.parquet",
     ),
@@ -85,8 +87,10 @@ def decontaminate_documents(
     frames = [read_documents(spark, artifact.files("documents/*.parquet"), resources) for artifact in given]
     frame = reduce(lambda one, other: one.unionByName(other), frames)
     hits = frame.select("id", "text").mapInArrow(partial(find_overlaps, index=index), HIT_COLUMNS).persist()
-    contaminated, num_common = _contaminated(hits, items.num_records, recipe.max_documents_per_run)
+    contaminated, common = _contaminated(hits, items.num_records, recipe.max_documents_per_run)
     contaminated = contaminated.persist()
+    named_common = common.select(F.hex("run").alias("id"), "run")
+    num_common = sum(count for count, _ in write_table(named_common, output, "common_runs.parquet").values())
     reasons = _write_evidence(contaminated, items, output)
     kept = frame.join(F.broadcast(contaminated.select("id")), "id", "left_anti").select(*frame.columns)
     num_bytes = sum(artifact.record.num_bytes for artifact in given)
@@ -114,9 +118,9 @@ def decontaminate_documents(
     )
 
 
-def _contaminated(hits: DataFrame, num_records: int, max_documents: int) -> tuple[DataFrame, int]:
-    """(id, item, run, shared, num_runs) of each document that overlaps, with its first item; and the number of runs
-    that are common phrases.
+def _contaminated(hits: DataFrame, num_records: int, max_documents: int) -> tuple[DataFrame, DataFrame]:
+    """(id, item, run, shared, num_runs) of each document that overlaps, with its first item; and the runs that are
+    common phrases.
 
     Only runs of records can be common: a document with an evaluated equation is dropped however many documents hold it.
     """
@@ -128,7 +132,7 @@ def _contaminated(hits: DataFrame, num_records: int, max_documents: int) -> tupl
     distinctive = marked.where(F.col("is_common").isNull() | (F.col("item") >= num_records))
     smallest = F.min(F.struct("item", "run", "shared")).alias("smallest")
     named = distinctive.groupBy("id").agg(smallest, F.count("run").alias("num_runs"))
-    return named.select("id", "smallest.*", "num_runs"), common.count()
+    return named.select("id", "smallest.*", "num_runs"), common
 
 
 def _write_evidence(contaminated: DataFrame, items: ProtectedItems, output: Output) -> dict[str, int]:

@@ -1,0 +1,231 @@
+"""A chat request that requires a function call: what llama.cpp's server is asked for it, and the call in its answer.
+
+llama.cpp's own grammar for a required call holds only the end of an answer, allows white space that its own parser
+refuses with status 500, and ignores which function is named. So the call is begun for the model, in the format that
+training writes (model/text/chat_template.py), and a grammar of this project holds every character of it:
+
+    <tool_call>NAME
+    <arg_key>KEY</arg_key>
+    <arg_value>VALUE</arg_value>
+    </tool_call>
+
+Arguments stand in the order of `properties`; those that are not required may be left out. A value is JSON of its
+schema, or bare text where the schema asks for a string. A string of an `enum` is one of it; `pattern`, `format` and
+lengths of bare text are not held to. The grammar is one of llguidance, which is in llama.cpp's server.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+BEGUN = "<tool_call>"
+ENDED = "</tool_call>"
+KEY, KEY_ENDED, VALUE_ENDED = "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"
+AS_TRAINED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as json.dumps writes it, and with it the conversations that a model was trained on."""
+NOT_SAMPLING = {
+    *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "model"),
+    *("stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "logprobs", "top_logprobs"),
+}
+"""Keys of a chat request that are answered here, or mean something else to a completion."""
+Schema = Mapping[str, Any]
+Texts = Literal["all", "some", "none"]
+"""Whether the values that a schema accepts are strings."""
+
+
+@dataclass(frozen=True)
+class RequiredCall:
+    """A request for a call of one of some functions."""
+
+    asked: dict[str, Any]
+    parameters: dict[str, Schema]
+    """The schema of each function's arguments."""
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """The body for /apply-template: its prompt ends where the function's name begins."""
+        turn = {"role": "assistant", "content": BEGUN}
+        settings = self.asked.get("chat_template_kwargs", {}) | {"enable_thinking": False}
+        shown = [tool for tool in self.asked["tools"] if tool["function"]["name"] in self.parameters]
+        return {"messages": [*self.asked["messages"], turn], "tools": shown, "chat_template_kwargs": settings}
+
+    def completion(self, prompt: str) -> dict[str, Any]:
+        """The body for /completion."""
+        most = self.asked.get("max_completion_tokens") or self.asked.get("max_tokens") or -1
+        sampling = {key: value for key, value in self.asked.items() if key not in NOT_SAMPLING}
+        return sampling | {"prompt": prompt, "grammar": grammar(self.parameters), "n_predict": most}
+
+    def answer(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        """The chat completion for an answer of /completion. Where the tokens were used up before the call ended,
+        finish_reason is "length" and the content holds the beginning. Raises ValueError for text that the grammar
+        cannot have made."""
+        text, message = made["content"], {"role": "assistant", "content": None}
+        if text.endswith(ENDED):
+            name, arguments = parse(text, self.parameters)
+            function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+            calls = [{"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}]
+            message, reason = message | {"tool_calls": calls}, "tool_calls"
+        elif made["stop_type"] == "limit" and any(_begins(text, f"{name}\n") for name in self.parameters):
+            message, reason = message | {"content": BEGUN + text}, "length"
+        else:
+            raise ValueError(_unheld(self.parameters))
+        prompted, written = made["tokens_evaluated"], made["tokens_predicted"]
+        usage = {"prompt_tokens": prompted, "completion_tokens": written, "total_tokens": prompted + written}
+        return {
+            "id": f"chatcmpl-{secrets.token_hex(16)}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": made["model"],
+            "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
+            "usage": usage,
+            "timings": made["timings"],
+        }
+
+    def events(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """The answer as the parts of a stream: the whole call in one, since it is read only when it has ended."""
+        same = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+        choice = answer["choices"][0]
+        calls = [{"index": 0, **call} for call in choice["message"].get("tool_calls", [])]
+        delta = {"role": "assistant", "content": choice["message"]["content"]} | (
+            {"tool_calls": calls} if calls else {}
+        )
+        parts = [
+            {**same, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+            {**same, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
+        ]
+        if (self.asked.get("stream_options") or {}).get("include_usage"):
+            parts.append({**same, "choices": [], "usage": answer["usage"]})
+        return parts
+
+
+def required_call(asked: dict[str, Any]) -> RequiredCall | None:
+    """None for a request that requires no call. Raises ValueError for a function that is not in `tools`, one that is
+    described wrongly, and for what a call cannot have."""
+    choice, tools = asked.get("tool_choice"), asked.get("tools")
+    if not tools or not (choice == "required" or isinstance(choice, dict)):
+        return None
+    shown: dict[str, Schema]
+    try:
+        shown = {tool["function"]["name"]: dict(tool["function"].get("parameters") or {}) for tool in tools}
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            'each of tools is {"type": "function", "function": {"name": ..., "parameters": SCHEMA}}'
+        ) from None
+    if isinstance(choice, dict):
+        name = str((choice.get("function") or {}).get("name"))
+        if name not in shown:
+            raise ValueError(f"tool_choice asks for the function {name!r}: name one of tools, {list(shown)}")
+        shown = {name: shown[name]}
+    if asked.get("logprobs") or (asked.get("n") or 1) > 1:
+        raise ValueError("a required call is one, without log-probabilities: leave n and logprobs out")
+    return RequiredCall(asked, shown)
+
+
+def grammar(parameters: Mapping[str, Schema]) -> str:
+    """The grammar of a call of one of the functions, from after BEGUN to ENDED."""
+    calls, rules = [], ['text[suffix="</arg_value>\\n"]: /(?s:.*)/']
+    for number, (name, schema) in enumerate(parameters.items()):
+        parts = [_quoted(f"{name}\n")]
+        for place, (key, value) in enumerate(_properties(schema).items()):
+            rule = f"value{number}_{place}"
+            rules.append(f"{rule}: {_value(value, schema)}")
+            optional = "" if key in schema.get("required", ()) else "?"
+            parts.append(f"({_quoted(f'{KEY}{key}{KEY_ENDED}')} {rule}){optional}")
+        calls.append(" ".join([*parts, _quoted(ENDED)]))
+    return "\n".join(["%llguidance {}", f"start: {' | '.join(calls)}", *rules, ""])
+
+
+def parse(text: str, parameters: Mapping[str, Schema]) -> tuple[str, dict[str, Any]]:
+    """(name, arguments) of a call that the grammar has held. Raises ValueError for another text."""
+    name, _, rest = text.partition("\n")
+    if name not in parameters or not rest.endswith(ENDED):
+        raise ValueError(_unheld(parameters))
+    schema, arguments = parameters[name], {}
+    while rest != ENDED:
+        key, is_key, rest = rest.removeprefix(KEY).partition(KEY_ENDED)
+        written, is_value, rest = rest.partition(VALUE_ENDED)
+        if not (is_key and is_value and key in _properties(schema)):
+            raise ValueError(_unheld(parameters))
+        arguments[key] = _read(written, texts_of(_properties(schema)[key], schema))
+    return name, arguments
+
+
+def _unheld(parameters: Mapping[str, Schema]) -> str:
+    return (
+        f"llama.cpp could not hold the answer to the schemas of {', '.join(parameters)}: they ask for what its grammar "
+        f"does not know, so simplify them"
+    )
+
+
+def _begins(text: str, whole: str) -> bool:
+    return text.startswith(whole) or whole.startswith(text)
+
+
+def _properties(schema: Schema) -> dict[str, Any]:
+    named = dict(schema.get("properties") or {})
+    return named | {key: {} for key in schema.get("required", ()) if key not in named}
+
+
+def _value(schema: Any, whole: Schema) -> str:
+    """The rule of a value with the tag that ends it."""
+    texts, schema = texts_of(schema, whole), _resolved(schema, whole)
+    if texts == "none":
+        named = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+        return f"%json {json.dumps({**named, **schema, 'x-guidance': AS_TRAINED})} {_quoted(VALUE_ENDED)}"
+    accepted = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if accepted is None:
+        return "text"
+    written = (each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in accepted)
+    return " | ".join(_quoted(each + VALUE_ENDED) for each in written)
+
+
+def _read(written: str, texts: Texts) -> Any:
+    """A value as its schema means it; one that may be a string or not is JSON where it can be."""
+    if texts == "all":
+        return written
+    try:
+        value = json.loads(written)
+    except ValueError:
+        if texts == "none":
+            raise
+        return written
+    return written if isinstance(value, str) and texts == "some" else value
+
+
+def texts_of(schema: Any, whole: Schema) -> Texts:
+    """Whether the values of a schema are strings; `whole` has what it refers to."""
+    schema = _resolved(schema, whole)
+    if "enum" in schema or "const" in schema:
+        kinds = {isinstance(each, str) for each in schema.get("enum", [schema.get("const")])}
+    elif "type" in schema:
+        kinds = {each == "string" for each in ([schema["type"]] if isinstance(schema["type"], str) else schema["type"])}
+    elif options := schema.get("anyOf", schema.get("oneOf")):
+        found: set[Texts] = {texts_of(each, whole) for each in options}
+        return found.pop() if len(found) == 1 else "some"
+    else:
+        return "some"
+    return "some" if len(kinds) != 1 else "all" if kinds.pop() else "none"
+
+
+def _resolved(schema: Any, whole: Schema) -> Schema:
+    """The schema that a reference inside `whole` names. Raises ValueError for a reference to nothing, or to itself."""
+    seen = set()
+    while isinstance(schema, dict) and "$ref" in schema:
+        address = schema["$ref"]
+        place, _, name = str(address).removeprefix("#/").partition("/")
+        known = whole.get(place) if place in ("$defs", "definitions") else None
+        if address in seen or not isinstance(known, dict) or name not in known:
+            raise ValueError(f"the reference {address!r} leads nowhere: write #/$defs/NAME, and define NAME there")
+        seen.add(address)
+        schema = known[name]
+    return schema if isinstance(schema, dict) else {}
+
+
+def _quoted(text: str) -> str:
+    """A literal of the grammar."""
+    return json.dumps(text, ensure_ascii=False)
