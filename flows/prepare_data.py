@@ -31,6 +31,7 @@ from tasks.data.preferences.collect_preferences import collect_preferences
 from tasks.data.privacy.mask_personal_data import mask_personal_data
 from tasks.data.problems.synthesize_problems import synthesize_problems
 from tasks.data.prompts.collect_prompts import collect_prompts
+from tasks.data.prompts.sample_passages import sample_passages
 from tasks.data.repositories.concatenate_repositories import concatenate_repositories
 from tasks.data.scoring.score_documents import score_documents
 from tasks.data.scoring.train_classifiers import train_classifiers
@@ -52,7 +53,9 @@ from tasks.prepared_data import PreparedData, PreparedDocuments
 if TYPE_CHECKING:
     from configs.schema import TokenizerRecipe
     from tasks.data.preferences.collect_preferences import CollectedPreferences
+    from tasks.data.privacy.mask_personal_data import MaskedDocuments
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
+    from tasks.data.prompts.sample_passages import SampledPassages
     from tasks.data.seeds.request_traces import RequestedTraces
     from tasks.data.seeds.verify_solutions import VerifiedSolutions
     from tasks.data.sources.ingest_documents import IngestedDocuments
@@ -212,8 +215,15 @@ def decontaminate(
 ) -> Artifacts:
     """All documents and prompts without what evaluation asks, with verified problems; then whole repositories."""
     recipe = stages.recipe
+    passages = sample_texts(stages, clean["masked"])
     prompts = stages.on_driver(
-        collect_prompts, "prompts", recipe.prompts, sources=stages.sources, synthetic=problems, solutions=solutions
+        collect_prompts,
+        "prompts",
+        recipe.prompts,
+        sources=stages.sources,
+        synthetic=problems,
+        solutions=solutions,
+        passages=passages,
     )
     decontaminated = stages.on_spark(
         decontaminate_documents,
@@ -227,7 +237,15 @@ def decontaminate(
     repositories = stages.on_spark(
         concatenate_repositories, "repositories", recipe.repositories, documents=decontaminated
     )
-    return {"prompts": prompts, "decontaminated": decontaminated, "repositories": repositories}
+    return {"passages": passages, "prompts": prompts, "decontaminated": decontaminated, "repositories": repositories}
+
+
+def sample_texts(stages: DataStages, documents: Artifact[MaskedDocuments]) -> Artifact[SampledPassages] | None:
+    """Passages of the documents, which searches are about; None where a run asks no search about them."""
+    recipe = stages.recipe
+    if not recipe.prompts.num_document_searches:
+        return None
+    return stages.on_spark(sample_passages, "passages", recipe.passage_sample, documents=documents)
 
 
 def ask_teacher(stages: DataStages) -> Artifact[RequestedTraces] | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tasks.data.privacy.mask_personal_data import MaskedDocuments
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
     from tasks.data.prompts.collect_prompts import CollectedPrompts
+    from tasks.data.prompts.sample_passages import SampledPassages
     from tasks.data.repositories.concatenate_repositories import ConcatenatedRepositories
     from tasks.data.scoring.score_documents import ScoredDocuments
     from tasks.data.scoring.train_classifiers import TrainedClassifiers
@@ -50,6 +51,8 @@ class PreparedDocuments:
     split: Artifact[SplitDocuments]
     filtered: Artifact[FilteredDocuments]
     masked: Artifact[MaskedDocuments]
+    passages: Artifact[SampledPassages] | None
+    """None where no search is about the documents."""
     prompts: Artifact[CollectedPrompts]
     decontaminated: Artifact[DecontaminatedDocuments]
     repositories: Artifact[ConcatenatedRepositories]

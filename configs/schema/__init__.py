@@ -62,6 +62,7 @@ from configs.schema.phases import PhaseRecipe, PhaseSection, SolutionRecipe, Tra
 from configs.schema.prices import Prices
 from configs.schema.problems import (
     EnvironmentName,
+    PassageRecipe,
     PromptRecipe,
     ReasoningFamily,
     SeedVariationRecipe,
@@ -173,6 +174,7 @@ __all__ = [
     "PairEvaluationRecipe",
     "PairPackingRecipe",
     "PairScoringRecipe",
+    "PassageRecipe",
     "PersonalDataRecipe",
     "PhaseName",
     "PhaseQueue",

@@ -16,7 +16,7 @@ from configs.schema.chats import (
 )
 from configs.schema.deduplication import DeduplicationRecipe, SemanticRecipe, SplitRecipe
 from configs.schema.filtering import FilterRecipe, PersonalDataRecipe
-from configs.schema.problems import PromptRecipe, SeedVariationRecipe, SynthesisRecipe, TeacherRecipe
+from configs.schema.problems import PassageRecipe, PromptRecipe, SeedVariationRecipe, SynthesisRecipe, TeacherRecipe
 from configs.schema.scoring import ClassifierRecipe, LanguageRecipe, NgramModelRecipe, NgramTrainingRecipe
 from configs.schema.sources import BoilerplateRecipe, ExtractionRecipe, IngestRecipe
 from configs.schema.tokens import RepositoryRecipe, ShardRecipe, TokenizerRecipe
@@ -76,6 +76,11 @@ class DataRecipe(Frozen):
             deduplicate=self.deduplicate,
             decontaminate=self.decontaminate,
         )
+
+    @property
+    def passage_sample(self) -> PassageRecipe:
+        """The recipe of the documents that searches are about."""
+        return PassageRecipe(num_documents=self.prompts.num_document_searches)
 
     @property
     def preference_collection(self) -> PreferenceCollectionRecipe:

@@ -81,12 +81,21 @@ class SynthesisRecipe(Frozen):
 
 
 class PromptRecipe(Frozen):
-    """Prompts of reinforcement learning from files of role `prompts`, beside the generated ones."""
+    """Prompts of reinforcement learning from files of role `prompts` and about documents, beside the generated ones."""
 
     max_per_collection: int = Field(gt=0)
     """Most prompts of one collection, those of smallest hash; the others are dropped, reason `collection_full`."""
     max_prompt_chars: int = Field(gt=0)
     """A longer prompt is dropped, reason `too_long`. A phase leaves out what is too long for its own window."""
+    num_document_searches: int = Field(ge=0)
+    """Most tasks of the environment search about the run's own documents, domain agentic: at most one about each
+    training document of a sample of this size (tasks/data/prompts/document_searches.py). 0: none."""
+
+
+class PassageRecipe(Frozen):
+    """A sample of documents of which each gives a passage. Made by `DataRecipe.passage_sample`."""
+
+    num_documents: int = Field(gt=0)
 
 
 class SeedVariationRecipe(Frozen):

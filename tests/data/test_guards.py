@@ -59,6 +59,7 @@ SMALL_FILES = {
     "problems.parquet",
     "held_out.parquet",
     "held_out_tasks.parquet",
+    "passages.parquet",
     "prompts.parquet",
 }
 """Files whose size a configuration bounds: the driver may read them whole."""

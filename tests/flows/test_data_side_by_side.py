@@ -1,4 +1,5 @@
-"""Long: the data of `micro` with its branches at the same time, as on a cluster, and in order: equal digests.
+"""Long: the data of `micro`, with searches over its documents, with its branches at the same time, as on a cluster,
+and in order: equal digests.
 
 Neither Prefect nor a cluster is there: steps run in the threads of their branches, in one session of Spark.
 """
@@ -10,7 +11,7 @@ from dataclasses import fields
 
 import pytest
 
-from configs.load import load_scale
+from configs.load import changed_scale, load_scale
 from flows import check_contract, prepare_data
 from flows.running.branches import Branches
 from flows.running.computation import Computation
@@ -26,7 +27,7 @@ from tests.support.data_inputs import write_corpus, write_packages
 pytestmark = pytest.mark.long
 
 
-def digests(sources, home: Home, are_side_by_side: bool, monkeypatch) -> tuple[dict[str, str], int]:
+def digests(scale, sources, home: Home, are_side_by_side: bool, monkeypatch) -> tuple[dict[str, str], int]:
     """Of every prepared artifact, and of how many steps the most computed at the same time."""
     computing: list[str] = []
     most = [0]
@@ -49,9 +50,10 @@ def digests(sources, home: Home, are_side_by_side: bool, monkeypatch) -> tuple[d
     for module in (prepare_data, check_contract):
         monkeypatch.setattr(module, "run_step", run_step)
     monkeypatch.setattr(prepare_data, "Branches", branches)
-    run = Run(load_scale("micro"), home, open_store(None, home), "", "", StageLog())
+    run = Run(scale, home, open_store(None, home), "", "", StageLog())
     prepared = prepare_data.prepare_data.fn(run, sources, reads_documents=True, reads_pairs=False)
     stop_spark()
+    assert prepared.documents.prompts.record.prompts_by_kind["search"] > 0
     made = {
         **vars(prepared),
         **{each.name: getattr(prepared.documents, each.name) for each in fields(prepared.documents)},
@@ -64,7 +66,10 @@ def test_branches_at_the_same_time_have_the_digests_of_branches_in_order(tmp_pat
     write_corpus(tmp_path / "corpus")
     write_packages(tmp_path / "corpus")
     sources = list_sources(tmp_path / "corpus")
-    at_once, most = digests(sources, Home(tmp_path / "at once"), True, monkeypatch)
-    in_order, one = digests(sources, Home(tmp_path / "in order"), False, monkeypatch)
+    scale_path = tmp_path / "micro.yaml"
+    scale_path.write_text(changed_scale("micro", ["data.recipe.prompts.num_document_searches=64"]))
+    scale = load_scale(str(scale_path))
+    at_once, most = digests(scale, sources, Home(tmp_path / "at once"), True, monkeypatch)
+    in_order, one = digests(scale, sources, Home(tmp_path / "in order"), False, monkeypatch)
     assert at_once == in_order and len(in_order) > 20
     assert most > 2 and one == 1

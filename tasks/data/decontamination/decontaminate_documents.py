@@ -8,6 +8,7 @@ problems that gate promotion or are held out.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from functools import partial, reduce
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.decontamination.overlap import CHUNK_CHARS, HIT_COLUMNS, find_overlaps
 from tasks.data.decontamination.protected_items import protected_items
+from tasks.data.environments.passages import KIND as SEARCH
 from tasks.data.records.document_files import check_counts, count_reasons, read_documents, write_documents, write_table
 from tasks.data.records.documents import TRAIN
 from tasks.data.text.text_chunks import chunk_bounds
@@ -179,7 +181,7 @@ def _write_prompts(
     import pyarrow.parquet as pq
 
     prompts = pq.read_table(path)
-    texts = prompts.column("prompt").to_pylist()
+    texts = [_shown(row) for row in prompts.select(["kind", "prompt", "answer"]).to_pylist()]
     bounds = chunk_bounds(map(len, texts), CHUNK_CHARS)
     hits = np.concatenate([np.empty(0, np.int64), *(overlaps.first_hits(texts[start:stop]) for start, stop in bounds)])
     gone = np.flatnonzero(hits >= 0)
@@ -189,3 +191,9 @@ def _write_prompts(
     kept = prompts.filter(pa.array(hits < 0))
     pq.write_table(kept, output.path("prompts.parquet"), compression="zstd")
     return dict(sorted(Counter(kept["domain"].to_pylist()).items())), len(gone)
+
+
+def _shown(prompt: dict[str, str]) -> str:
+    """What a policy may read of a prompt: of a search also its passages."""
+    passages = json.loads(prompt["answer"])["passages"] if prompt["kind"] == SEARCH else []
+    return "\n\n".join([prompt["prompt"], *passages])

@@ -1,4 +1,5 @@
-"""Step: the prompts of reinforcement learning: files of role `prompts`, and the generated ones -> prompts.parquet.
+"""Step: the prompts of reinforcement learning -> prompts.parquet: those of files of role `prompts`, generated ones, and
+searches in the training documents.
 
 rejected.parquet names the other records of the files, each with its reason. A program's tests are trusted only where
 the record's own solution, if it has one, passed them (verify_solutions).
@@ -14,6 +15,7 @@ from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.environments.environments import OPENERS
 from tasks.data.problems.environment_tasks import TASK_SOURCE
 from tasks.data.problems.synthesize_problems import PROMPT_SOURCE
+from tasks.data.prompts.document_searches import document_search_rows
 from tasks.data.prompts.prompt_records import READERS, UnusablePromptError, prompt_of
 from tasks.data.readers.json_lines import JsonLine, json_lines
 from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
@@ -24,6 +26,7 @@ from tasks.data.seeds.verify_solutions import REJECTED, write_rows
 if TYPE_CHECKING:
     from configs.schema import PromptRecipe
     from tasks.data.problems.synthesize_problems import SynthesizedProblems
+    from tasks.data.prompts.sample_passages import SampledPassages
     from tasks.data.seeds.verify_solutions import VerifiedSolutions
     from tasks.data.sources.list_sources import SourceFile, SourceListing
 
@@ -52,11 +55,14 @@ def collect_prompts(
     solutions: Artifact[VerifiedSolutions],
     recipe: PromptRecipe,
     output: Output,
+    passages: Artifact[SampledPassages] | None = None,
 ) -> CollectedPrompts:
-    """Raises ValueError for a file that changed, or of which no record is a prompt."""
+    """`passages` is None where nothing is asked about documents. Raises ValueError for a file that changed, or of which
+    no record is a prompt."""
     listed = [file for file in sources.files if file.role == "prompts"]
     files = [file for file in listed if file.kind in READERS]
     rows = _generated(synthetic)
+    rows += [] if passages is None else _searches(passages)
     rejected: list[Row] = []
     refuted = _refuted(solutions)
     asked = {row["prompt"] for row in rows}
@@ -100,6 +106,12 @@ def _generated(synthetic: Artifact[SynthesizedProblems]) -> list[Row]:
     place = {"source": TASK_SOURCE, "collection": TASK_SOURCE, "licence": ""}
     tasks = pq.read_table(synthetic.path("tasks.parquet")).to_pylist()
     return [*rows, *({**row, **place, "offset": numbers[row["id"]]} for row in tasks)]
+
+
+def _searches(passages: Artifact[SampledPassages]) -> list[Row]:
+    import pyarrow.parquet as pq
+
+    return document_search_rows(pq.read_table(passages.path("passages.parquet"))["passage"].to_pylist())
 
 
 def _refuted(solutions: Artifact[VerifiedSolutions]) -> dict[str, str]:

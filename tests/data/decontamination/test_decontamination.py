@@ -277,6 +277,11 @@ HONEST = {
     "near": f"{prose(10)} Which planet has a moon? The planet Mars has two. {prose(11)}",
     **{f"phrase {number}": f"{PHRASE}. {prose(200 + number)}" for number in range(4)},
 }
+SEARCHES = [
+    {"question": "Where is it?", "answer": "here", "passages": [prose(21), PLANTED["maths"]]},
+    {"question": "Where was it?", "answer": "there", "passages": [prose(22), prose(23)]},
+]
+"""Prompts whose passages a policy may read; one of them is evaluated."""
 WANTED = {
     "choice": (CHOICE, "choice_question"),
     "choice_pair": (CHOICE, "choice_question"),
@@ -303,8 +308,10 @@ def decontaminated(tmp_path_factory):
         [{"text": max((row["prompt"] for row in rows(problems, "prompts.parquet")), key=len)}],
     )
     write_jsonl(data / "train.jsonl", [{"text": "unused"}])
+    write_jsonl(data / "search.jsonl", SEARCHES)
     (data / "glm46-data.yaml").write_text(
         "version: 1\nentries:\n  - {files: 'bench/**', role: evaluation}\n  - {files: train.jsonl, role: pretrain}\n"
+        "  - {files: search.jsonl, role: prompts, kind: search}\n"
     )
     ingested = compute(ingest_documents, root, sources=list_sources(data), recipe=RECIPE.ingest, resources=RESOURCES)
     recipe = DecontaminationRecipe(ngram_size=SIZE, code_ngram_size=20, max_items_per_run=20, max_documents_per_run=3)
@@ -376,11 +383,15 @@ def test_a_prompt_of_reinforcement_learning_that_is_evaluated_is_dropped_and_nam
     made, problems = decontaminated
     given = rows(problems, "prompts.parquet")
     evaluated = max(given, key=lambda row: len(row["prompt"]))
-    (dropped,) = rows(made, "dropped_prompts.parquet")
-    assert (dropped["id"], dropped["item"]) == (evaluated["id"], "bench/prompt.jsonl at 0")
-    left = [{key: row[key] for key in ("id", "prompt", "answer")} for row in rows(made, "prompts.parquet")]
-    assert left == [{key: row[key] for key in ("id", "prompt", "answer")} for row in given if row != evaluated]
-    assert (made.record.num_prompts, made.record.num_dropped_prompts) == (len(given) - 1, 1)
+    dropped = {row["id"]: row["item"] for row in rows(made, "dropped_prompts.parquet")}
+    searches = [document_id("search.jsonl", offset, 0) for offset in (0, len(json.dumps(SEARCHES[0])) + 1)]
+    offset = len('{"note": "first"}\n')
+    maths = f"bench/{RECORDS.index(MATHS)}.jsonl at {offset}"
+    assert dropped == {evaluated["id"]: "bench/prompt.jsonl at 0", searches[0]: maths}
+    left = {row["id"]: (row["prompt"], row["answer"]) for row in rows(made, "prompts.parquet")}
+    assert left.pop(searches[1])[0] == SEARCHES[1]["question"]
+    assert left == {row["id"]: (row["prompt"], row["answer"]) for row in given if row != evaluated}
+    assert (made.record.num_prompts, made.record.num_dropped_prompts) == (len(given), 2)
 
 
 def test_a_held_out_request_is_protected_as_a_whole_and_no_training_request_overlaps(decontaminated):

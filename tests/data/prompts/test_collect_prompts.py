@@ -6,15 +6,21 @@ import json
 
 import pytest
 
-from configs.schema import PromptRecipe
+from configs.schema import ContractRecipe, PassageRecipe, PromptRecipe
+from tasks.data.environments.environments import OPENERS
 from tasks.data.problems.synthesize_problems import PROMPT_SOURCE, synthesize_problems
 from tasks.data.prompts.collect_prompts import collect_prompts
+from tasks.data.prompts.document_searches import GAP, INDEX_PASSAGES, SOURCE
+from tasks.data.prompts.sample_passages import sample_passages
 from tasks.data.prompts.verifiers import AskedPrompt, WrittenAnswer, verify_answers
+from tasks.data.records.documents import sampling_hash
 from tasks.data.seeds.verify_solutions import verify_solutions
 from tasks.data.sources.list_sources import list_sources
-from tests.support.data_inputs import RECIPE, compute, rows, write_jsonl
+from tasks.data.validate_contract import validate_contract
+from tests.support.data_inputs import RECIPE, RESOURCES, compute, rows, write_jsonl
+from tests.support.given_documents import given_masked
 
-RECIPES = PromptRecipe(max_per_collection=100, max_prompt_chars=200)
+RECIPES = PromptRecipe(max_per_collection=100, max_prompt_chars=200, num_document_searches=0)
 AREA = {"name": "area", "description": "", "parameters": {"type": "object", "properties": {}}}
 MBPP = {"text": "Add two.", "code": "def add(a, b):\n    return a + b", "test_list": ["assert add(1, 2) == 3"]}
 FILES = {
@@ -94,10 +100,11 @@ def listed(directory, files, domains=None):
     return list_sources(directory)
 
 
-def collected(root, sources, recipe=RECIPES):
+def collected(root, sources, recipe=RECIPES, passages=None):
     problems = compute(synthesize_problems, root, recipe=RECIPE.synthesize)
     solutions = compute(verify_solutions, root, sources=sources)
-    return compute(collect_prompts, root, sources=sources, synthetic=problems, solutions=solutions, recipe=recipe)
+    given = {"synthetic": problems, "solutions": solutions, "passages": passages}
+    return compute(collect_prompts, root, sources=sources, **given, recipe=recipe)
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +182,48 @@ def test_a_line_that_is_no_json_is_counted(tmp_path):
         file.write("{broken\n[1]\n")
     made = collected(tmp_path, list_sources(tmp_path / "data"))
     assert made.record.rejected == {"broken_json": 2} and made.record.prompts_by_kind["math"] == 1
+
+
+def test_searches_ask_about_training_documents_and_are_found_by_their_words(tmp_path):
+    """50 documents with two words of their own each, of which 10 are held out, one that is too short, one whose every
+    word others have too, and three that only their gap tells apart."""
+    common = "the harbour was quiet in the morning and the boats came home late, as they do when the wind is low"
+    texts = {f"page-{number}": f"{common} at {spelt(number)[:-4]} near {spelt(number)} where" for number in range(50)}
+    texts |= {"short": "Too short: unheard", "plain": f"{common} near where"}
+    texts |= {f"alike-{name}": f"{common} near the {name * 9} where" for name in "pqr"}
+    held_out = {f"page-{number}" for number in range(10)}
+    sources = listed(tmp_path, {"choice": [FILES["choice"][0][0]]})
+    documents = given_masked(tmp_path / "masked.parquet", texts, held_out)
+    sample = {"documents": documents, "recipe": PassageRecipe(num_documents=1000), "resources": RESOURCES}
+    passages = compute(sample_passages, tmp_path / "store", **sample)
+    contract = {"recipe": ContractRecipe(name="passages"), "resources": RESOURCES}
+    assert compute(validate_contract, tmp_path / "store", subject=passages, **contract).record.num_rows
+    made = collected(tmp_path / "store", sources, passages=passages)
+    asked = searches(made)
+    answers = {json.loads(row["answer"])["answers"][0] for row in asked}
+    wanted = {spelt(number) for number in range(10, 50)}
+    assert wanted <= answers and len(asked) == len(answers) <= len(wanted) + 2, "of equal passages two are shown"
+    shown = "".join(row["answer"] for row in asked)
+    assert not any(spelt(number) in shown for number in range(10)) and "unheard" not in shown
+    for row in asked:
+        (answer,) = json.loads(row["answer"])["answers"]
+        assert answer not in row["prompt"] and GAP in row["prompt"] and row["domain"] == "agentic"
+        assert 1 < len(json.loads(row["answer"])["passages"]) <= INDEX_PASSAGES
+        environment = OPENERS["search"](row["answer"])
+        found = environment.call("search", {"query": answer})
+        assert answer in found and environment.judge(answer) and not environment.judge("harbour")
+    few = compute(sample_passages, tmp_path / "store", **sample | {"recipe": PassageRecipe(num_documents=7)})
+    read, least = rows(passages, "passages.parquet"), rows(few, "passages.parquet")
+    hashes = sorted(sampling_hash(row["id"]) for row in read)
+    assert least == [row for row in read if sampling_hash(row["id"]) in hashes[:7]]
+
+
+def searches(prompts) -> list[dict]:
+    """Those about documents, in the order in which they were made."""
+    made = [row for row in rows(prompts, "prompts.parquet") if row["source"] == SOURCE]
+    return sorted(made, key=lambda row: row["offset"])
+
+
+def spelt(number: int) -> str:
+    """A word of its own for each number."""
+    return "zeb" + "".join("abcdefghij"[int(digit)] for digit in f"{number:02}") + "onia"
