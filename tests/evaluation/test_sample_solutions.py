@@ -152,6 +152,7 @@ def test_the_curve_is_that_of_the_counts_and_rises(solutions):
     assert 0.2 < shares[0] < 0.8 < shares[-1]
 
 
+@pytest.mark.long
 def test_answers_depend_neither_on_batches_nor_on_an_interruption(inputs, tuned, solutions, tmp_path):
     other = TrainingInputs(tmp_path / "home")
 

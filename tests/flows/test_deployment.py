@@ -159,6 +159,7 @@ def test_a_worker_without_servers_or_of_no_site_is_refused_with_the_fix(home, mo
         become_worker(home, "slurm")
 
 
+@pytest.mark.long
 def test_a_killed_flow_run_and_worker_come_back(deployed):
     """Both are killed; `up` starts a worker, keeps the servers, and sets the run to Crashed; retried, it completes
     under its own MLflow run."""

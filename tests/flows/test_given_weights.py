@@ -198,6 +198,7 @@ def test_the_store_holds_names_of_the_given_weights_and_no_copy(given, finished)
     assert {path.stat().st_mode & 0o777 for path in directory.glob("*.safetensors")} == {0o600}
 
 
+@pytest.mark.long
 def test_the_model_that_it_made_is_entered_as_any_other(given, finished):
     """Its export has the tokenizer of the data and a config.json that needs no change."""
     _, home = finished

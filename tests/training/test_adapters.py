@@ -90,7 +90,10 @@ def references(tmp_path_factory):
     return on_ranks(run_cases, 1, tmp_path_factory.mktemp("references"), REFERENCES)[0]["found"]
 
 
-@pytest.mark.parametrize(("num_ranks", "cases"), [(2, TWO_RANKS), (4, FOUR_RANKS)], ids=["two ranks", "four ranks"])
+@pytest.mark.parametrize(
+    ("num_ranks", "cases"),
+    [pytest.param(2, TWO_RANKS, id="two ranks"), pytest.param(4, FOUR_RANKS, id="four ranks", marks=pytest.mark.long)],
+)
 def test_every_topology_trains_an_adapter_like_one_process(references, tmp_path, num_ranks, cases):
     by_rank = [rank["found"] for rank in on_ranks(run_cases, num_ranks, tmp_path, cases)]
     for case, *each_rank in zip(cases, *by_rank, strict=True):
@@ -147,6 +150,7 @@ def test_an_adapter_learns_and_its_export_is_the_start_with_it_merged_in(base, t
         torch.testing.assert_close(after[name], expected, rtol=0, atol=1e-6, msg=name)
 
 
+@pytest.mark.long
 def test_an_interrupted_adapter_ends_in_the_digest_of_an_uninterrupted_one(base, tuned, tmp_path):
     other = TrainingInputs(tmp_path / "home")
     start = other.train(other.arguments(small_recipe(model=WEIGHTS)))

@@ -231,18 +231,27 @@ def test_a_killed_phase_continues_to_the_same_result(kind, inputs, tuned, reinfo
         assert metrics_of(resumed.path(name)) == metrics_of(expected.path(name))
 
 
-def test_gspo_takes_several_updates_per_rollout_and_continues_after_a_kill(inputs, tuned, tmp_path):
-    objective = GRPO | {"kind": "gspo", "loss_mean": "answers", "updates_per_rollout": 2}
-    recipe = rl_recipe(objective=objective | {"clip_low": 3e-4, "clip_high": 4e-4})
-    artifact = inputs.train(inputs.prompt_arguments(recipe, ANSWERS, start=tuned))
-    logged = {line["step"]: line for line in metrics_of(artifact.path("metrics.jsonl"))}
-    state = json.loads(artifact.path("handover/state.json").read_text())
+GSPO = GRPO | {"kind": "gspo", "loss_mean": "answers", "updates_per_rollout": 2, "clip_low": 3e-4, "clip_high": 4e-4}
+
+
+@pytest.fixture(scope="module")
+def gspo(inputs, tuned):
+    return inputs.train(inputs.prompt_arguments(rl_recipe(objective=GSPO), ANSWERS, start=tuned))
+
+
+def test_gspo_takes_several_updates_per_rollout(gspo):
+    logged = {line["step"]: line for line in metrics_of(gspo.path("metrics.jsonl"))}
+    state = json.loads(gspo.path("handover/state.json").read_text())
     num_updates = sum(min(2, line["informative_groups"]) for line in logged.values())
     assert state["step"] == RL_STEPS < state["optimizer_steps"] == num_updates
     assert any(line["clip_fraction"] > 0 for line in logged.values()), "the second update's ratios have moved"
+
+
+@pytest.mark.long
+def test_gspo_with_several_updates_per_rollout_continues_after_a_kill(gspo, tuned, tmp_path):
     other = TrainingInputs(tmp_path / "home")
-    arguments = other.prompt_arguments(recipe, ANSWERS, SAVE_EVERY_STEP, start=tuned)
-    assert train_through_a_kill(other, arguments).digest == artifact.digest
+    arguments = other.prompt_arguments(rl_recipe(objective=GSPO), ANSWERS, SAVE_EVERY_STEP, start=tuned)
+    assert train_through_a_kill(other, arguments).digest == gspo.digest
 
 
 def test_answers_sampled_two_at_a_time_are_those_of_one_batch(tuned, reinforced, tmp_path):

@@ -145,6 +145,7 @@ def in_a_flow(run: Run, step: Step, **arguments) -> Artifact:
     return flow(name="toy", validate_parameters=False)(lambda: run_step(run, step, **arguments))()
 
 
+@pytest.mark.long
 def test_a_job_that_is_lost_twice_is_submitted_again_by_the_flow_and_equals_the_uninterrupted_run(
     uninterrupted, prefect_server, tmp_path
 ):
@@ -191,6 +192,7 @@ def test_only_lost_jobs_are_submitted_again_and_not_for_ever(error, num_calls, p
     assert len(calls) == num_calls
 
 
+@pytest.mark.long
 def test_a_stopped_training_says_so_and_continues_also_before_a_corrupt_checkpoint(inputs, uninterrupted, tmp_path):
     artifact, _, _ = uninterrupted
     inputs = TrainingInputs(tmp_path / "home")

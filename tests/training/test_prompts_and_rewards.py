@@ -189,19 +189,28 @@ def write_mixed_prompts(*, output: Output) -> ToyPrompts:
     return ToyPrompts(num_prompts=len(rows))
 
 
-def test_a_phase_on_prompts_of_several_kinds_is_rewarded_by_kind_and_resumes_to_the_same_result(inputs, tmp_path):
-    tuned = inputs.train(inputs.chat_arguments(sft_recipe()))
+def mixed_arguments(home: TrainingInputs, **changes):
+    """A phase on prompts of all kinds, after SFT."""
     rewards = {"verified": 1.0, "format": 0.1, "length": 0.1, "overlong_tokens": 2, "reward_model": 0.0}
     recipe = rl_recipe(num_steps=6, prompt_mixture=MIXED, objective=GRPO | {"rewards": rewards})
+    given = home.prompt_arguments(recipe, ("0",), **changes)
+    return given | {"prompts": compute(home.store, write_mixed_prompts)}
 
-    def arguments(home: TrainingInputs, **changes):
-        given = home.prompt_arguments(recipe, ("0",), start=tuned, **changes)
-        return given | {"prompts": compute(home.store, write_mixed_prompts)}
 
-    artifact = inputs.train(arguments(inputs))
-    assert artifact.record.num_long_prompts == 1
-    lines = metrics_of(artifact.path("metrics.jsonl"))
-    groups = [json.loads(line) for line in artifact.path("rollouts.jsonl").read_text().splitlines()]
+@pytest.fixture(scope="module")
+def tuned(inputs):
+    return inputs.train(inputs.chat_arguments(sft_recipe()))
+
+
+@pytest.fixture(scope="module")
+def mixed(inputs, tuned):
+    return inputs.train(mixed_arguments(inputs, start=tuned))
+
+
+def test_a_phase_on_prompts_of_several_kinds_is_rewarded_by_kind(mixed):
+    assert mixed.record.num_long_prompts == 1
+    lines = metrics_of(mixed.path("metrics.jsonl"))
+    groups = [json.loads(line) for line in mixed.path("rollouts.jsonl").read_text().splitlines()]
     assert {group["kind"] for group in groups} == {kind for _, kind, _ in KINDS}
     for group in groups:
         for total, parts, text in zip(group["rewards"], group["parts"], group["samples"], strict=True):
@@ -212,9 +221,11 @@ def test_a_phase_on_prompts_of_several_kinds_is_rewarded_by_kind_and_resumes_to_
     assert any(line["pass_rate"] for line in lines) and all(line["unverified"] == 0 for line in lines)
     assert all(line["reward_length"] <= 0 <= line["reward_format"] for line in lines)
 
+
+@pytest.mark.long
+def test_a_killed_phase_on_prompts_of_several_kinds_continues_to_the_same_result(mixed, tuned, tmp_path):
     other = TrainingInputs(tmp_path / "home")
-    resumed_arguments = arguments(other, resources=SAVE_EVERY_STEP)
-    resumed = train_through_a_kill(other, resumed_arguments)
-    assert resumed.digest == artifact.digest
+    resumed = train_through_a_kill(other, mixed_arguments(other, start=tuned, resources=SAVE_EVERY_STEP))
+    assert resumed.digest == mixed.digest
     for name in ("metrics.jsonl", "rollouts.jsonl"):
-        assert metrics_of(resumed.path(name)) == metrics_of(artifact.path(name))
+        assert metrics_of(resumed.path(name)) == metrics_of(mixed.path(name))

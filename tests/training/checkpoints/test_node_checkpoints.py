@@ -100,7 +100,7 @@ def newest_step(tmp_path: Path) -> str:
     return found.name
 
 
-@pytest.mark.parametrize("then", ["nothing else", "the disk is gone"])
+@pytest.mark.parametrize("then", [pytest.param("nothing else", marks=pytest.mark.long), "the disk is gone"])
 def test_a_kill_in_mid_upload_loses_nothing_and_leaves_nothing_half_written(then, uninterrupted, inputs, tmp_path):
     num_ranks, digest = uninterrupted
     values = described(inputs, tmp_path, num_ranks)
