@@ -73,13 +73,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
     decision = judge_against_rivals(run, prepared, assessed, rivals, formats.gguf_evaluation.record.served)
     suite = judge_suite(run, checkpoint, rivals)
-    contamination = run_step(
-        run,
-        decide_contamination,
-        stage="gate contamination",
-        contamination=prepared.contamination,
-        recipe=recipe.contamination_bound(),
-    )
+    contamination = _judge_contamination(run, prepared)
     parity = run_step(
         run,
         check_parity,
@@ -110,9 +104,9 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         approval=None if is_refused else find_approval(run, assessed, rivals, gates),
     )
 
-    keys = {PROMOTION_TAG: decision.key, PROMOTION_DECISION_TAG: promotion.key}
-    keys |= {} if suite is None else {SUITE_TAG: suite.decision.key}
-    tags = {**keys, **formats.tags, "glm46.smoke_test": "passed" if smoke.passed else "failed"}
+    tags = {PROMOTION_TAG: decision.key, PROMOTION_DECISION_TAG: promotion.key, **formats.tags}
+    tags |= {} if suite is None else {SUITE_TAG: suite.decision.key}
+    tags |= {"glm46.smoke_test": "passed" if smoke.passed else "failed"}
     version, _ = run_effect(
         run,
         "register release",
@@ -123,6 +117,16 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     anchored = () if rivals.is_champion(checkpoint) else anchored
     scored = (formats.gguf_evaluation, formats.quantized, formats.decision, contamination)
     return ReleasedModel(version, rivals, anchored, *scored, decision, promotion, suite)
+
+
+def _judge_contamination(run: Run, prepared: PreparedData) -> Artifact[GateDecision]:
+    return run_step(
+        run,
+        decide_contamination,
+        stage="gate contamination",
+        contamination=prepared.contamination,
+        recipe=run.scale.release.recipe.contamination_bound(),
+    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from configs.files.atomic_files import replacing
 from infra.home import Home
 from infra.registry.experiment_tracking import KEY_TAG, connect
 from infra.registry.model_package import package_files
-from infra.servers.databases import mlflow_database
+from infra.servers.databases import check_database, mlflow_database
 from infra.servers.servers import read_recorded
 from infra.step import Artifact
 from infra.storage.s3_store import S3Store
@@ -125,13 +125,14 @@ def version_tags(scale: str, decision: Artifact[Any], store: Store) -> dict[str,
 
 def find_registry(home: Home) -> MlflowClient | None:
     """A client that reads the home's registry: from its recorded server, or straight from the database where none runs.
-    None where there is neither: before the first run."""
+    None where there is neither: before the first run. Raises ValueError where it does not answer."""
     recorded = read_recorded(home)
     if recorded is not None:
         return connect(recorded.mlflow)
     database = mlflow_database(home)
     if database.path is not None and not database.path.exists():
         return None
+    check_database(database)
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=database.uri, registry_uri=database.uri)

@@ -79,9 +79,15 @@ def open_databases(home: Home) -> None:
     for database in databases(home):
         if database.path is not None:
             private_file(database.path)
-        problem = find_problem(database)
-        if problem:
-            raise ValueError(f"{database.server}'s database {problem}: {database.fix}")
+        check_database(database)
+
+
+def check_database(database: Database) -> None:
+    """Raises ValueError for a damaged file or a Postgres that does not answer, at which MLflow's client waits for
+    minutes."""
+    problem = find_problem(database)
+    if problem:
+        raise ValueError(f"{database.server}'s database {problem}: {database.fix}")
 
 
 def find_problem(database: Database) -> str:

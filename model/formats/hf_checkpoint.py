@@ -257,9 +257,8 @@ class CheckpointTensors:
             )
         for name in sorted(set(self.files) - set(shapes) - set(copies)):
             with open_safetensors(self.files[name]) as file:
-                if (
-                    0 in file.get_slice(name).get_shape()
-                ):  # transformers writes shared experts of width 0 where there are none
+                # transformers writes shared experts of width 0 where there are none.
+                if 0 in file.get_slice(name).get_shape():
                     continue
             raise ValueError(
                 f"{self.files[name]}: unexpected tensor {name}; {CONFIG_FILE} belongs to another model or layout"
@@ -302,8 +301,8 @@ class CheckpointTensors:
                 if not torch.equal(file.get_tensor(name), trunk.get_tensor(trunk_name)):
                     raise ValueError(
                         f"{self.files[name]}: {name} differs from {trunk_name}, but the MTP layer shares it with the "
-                        f"trunk here: "
-                        f"remove the tensors of layer {recipe.num_hidden_layers} and set num_nextn_predict_layers to 0"
+                        f"trunk here: remove the tensors of layer {recipe.num_hidden_layers} and set "
+                        f"num_nextn_predict_layers to 0"
                     )
 
 
@@ -341,8 +340,7 @@ def load_model(
     is_scored: bool = False,
 ) -> Glm4Moe:
     """Build the model a checkpoint directory describes, load its weights, and set it to evaluation. Router biases stay
-    float32: rounded they select other experts. Raises ValueError for a reward model, unless `is_scored` asks for
-    one."""
+    float32: rounded they select other experts. Raises ValueError for a reward model unless `is_scored`."""
     with torch.device("meta"):
         model = Glm4Moe(read_config(checkpoint_dir), is_scored=is_scored)
     for parameter in model.parameters():

@@ -105,24 +105,16 @@ def evaluate_gguf(
     num_bytes = sum(text.num_bytes for text in texts)
     rows = {gguf_type: _score_rows(texts, values) for gguf_type, values in scores.items()}
     output.path("gguf_scores.json").write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    compared = dict.fromkeys(answers, answers[SERVED_GGUF_TYPE])
+    compared[SERVED_GGUF_TYPE] = read_items(evaluation.path("items.parquet"))
     return GgufEvaluation(
         checkpoint_digest=checkpoint.digest,
-        bits_per_byte={
-            gguf_type: _finite(-sum(values) / math.log(2) / num_bytes) for gguf_type, values in scores.items()
-        },
+        bits_per_byte={kind: _finite(-sum(values) / math.log(2) / num_bytes) for kind, values in scores.items()},
         file_bytes=gguf.record.num_bytes,
         num_documents=len(texts),
         num_tokens=sum(sum(text.is_scored) for text in texts),
         num_bytes=num_bytes,
-        figures={
-            gguf_type: figure_changes(
-                items,
-                read_items(evaluation.path("items.parquet"))
-                if gguf_type == SERVED_GGUF_TYPE
-                else answers[SERVED_GGUF_TYPE],
-            )
-            for gguf_type, items in answers.items()
-        },
+        figures={kind: figure_changes(items, compared[kind]) for kind, items in answers.items()},
     )
 
 

@@ -78,6 +78,18 @@ def test_a_postgres_that_does_not_answer_is_refused_without_its_password(variabl
     assert "geheim9" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "command", [("rollback", "micro", "--reason", "worse"), ("compare", "champion", "--scale", "micro")]
+)
+def test_a_command_on_the_registry_says_in_a_sentence_that_its_database_does_not_answer(command, home, monkeypatch):
+    port = free_port()
+    monkeypatch.setenv(MLFLOW_DATABASE, f"postgresql://glm46:geheim9@127.0.0.1:{port}/runs")
+    finished = glm46(*command, home=home.root)
+    assert finished.exit_code == 2 and len(finished.stderr.splitlines()) == 1
+    assert f"mlflow's database at 127.0.0.1:{port} does not answer" in finished.stderr
+    assert "geheim9" not in finished.stderr
+
+
 class AnswersHealthOnly(BaseHTTPRequestHandler):
     """What MLflow's server does after its database was removed."""
 

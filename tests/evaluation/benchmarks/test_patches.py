@@ -119,7 +119,7 @@ def records(name):
         return [json.loads(line) for line in lines]
 
 
-def gold_resolves_and_others_do_not(record):
+def check_that_gold_resolves_and_no_other_does(record):
     task = task_of(record)
     assert record["problem_statement"].strip() in issue_prompt(record, task.tree)
     gold = judge_patch(task, f"Here it is.\n```diff\n{record['patch']}```")
@@ -136,14 +136,14 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the benchmark files a
 
 @needs_data
 def test_the_gold_patch_resolves_an_issue_and_no_other_does():
-    gold_resolves_and_others_do_not(records("code/swe_tasks")[0])
+    check_that_gold_resolves_and_no_other_does(records("code/swe_tasks")[0])
 
 
 @needs_data
 @pytest.mark.long
 def test_every_gold_patch_resolves_its_issue_and_no_other_does():
     for record in records("code/swe_tasks"):
-        gold_resolves_and_others_do_not(record)
+        check_that_gold_resolves_and_no_other_does(record)
 
 
 @needs_data
