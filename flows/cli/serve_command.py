@@ -33,6 +33,10 @@ def serve(
     dp: Annotated[int | None, COUNT] = None,
     ep: Annotated[int | None, COUNT] = None,
     quantization: Annotated[str | None, typer.Option(metavar="fp8", help="round while loading")] = None,
+    file_format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="Q4_K_M|FP8_EXPERTS|...", help="which files of the release; by default exact"),
+    ] = None,
     host: Annotated[
         str | None, typer.Option(help="the address to listen at, by default 127.0.0.1; off loopback with a key only")
     ] = None,
@@ -66,9 +70,8 @@ def serve(
         from flows.cli.serving.show_plan import print_plan, write_plan
         from infra.home import open_home
 
-        options = Options(
-            engine, scenario, hardware, tp, pp, dp, ep, quantization, host, port, slots, drafts, context, checkpoint
-        )
+        layout, limits = (tp, pp, dp, ep, quantization), (slots, drafts, context)
+        options = Options(engine, scenario, hardware, *layout, host, port, *limits, checkpoint, file_format)
         home = open_home()
         asked = ask(options, config, home, scale, alias, api_key_env, store)
         if is_printed:

@@ -132,7 +132,8 @@ def find_registry(home: Home) -> MlflowClient | None:
     database = mlflow_database(home)
     if database.path is not None and not database.path.exists():
         return None
-    check_database(database)
+    if database.path is None:
+        check_database(database)
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=database.uri, registry_uri=database.uri)

@@ -64,6 +64,7 @@ LONG_TOYS: dict[str, Toy] = {
     "data.dedup": ("--documents 400", {"WARM_UP_DOCUMENTS": 20}),
     "data.extraction": ("", {"COPIES": 1}),
     "data.filters": ("", {"MAX_CHARS": 60_000, "NUM_ROUNDS": 1}),
+    "training.compute_match": ("--seconds 0.2 0.4", {"NUM_ROWS": 40}),
     "training.drafts": ("--rounds 1 --new-tokens 8", {"SIZES": {"nightly": {}}}),
     "training.forgetting": ("--steps 1", {}),
     "training.generate_llama": ("--rounds 1 --new-tokens 4", {"BATCHES": (1, 2)}),

@@ -105,3 +105,15 @@ def test_a_rollback_without_a_reason_or_a_champion_is_wrong_usage(followed):
     assert followed.glm46("rollback", followed.scale).exit_code == 2
     unknown = followed.glm46("rollback", "nightly", "--reason", "x")
     assert unknown.exit_code == 2 and "no version of model glm46-nightly has the alias champion" in unknown.stderr
+
+
+def test_a_format_is_one_of_the_versions(followed):
+    """Of its GGUF files for llama.cpp, of its quantized checkpoints for the others."""
+    serve = ("serve", "--scale", followed.scale, "--print")
+    assert followed.glm46(*serve, "--format", "F32").exit_code == 0
+    for options, names in (((), "name one of F32"), (("--engine", "vllm"), "for vllm and sglang: name one of none")):
+        refused = followed.glm46(*serve, *options, "--format", "Q3_K")
+        assert refused.exit_code == 2 and len(refused.stderr.splitlines()) == 1
+        assert "has no files in format Q3_K" in refused.stderr and names in refused.stderr
+    both = followed.glm46(*serve, "--checkpoint", "model.gguf", "--format", "F32")
+    assert both.exit_code == 2 and "leave one out" in both.stderr

@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 from configs.load import load_scale
 from configs.schema import Scale, ServingResources
-from flows.cli.serving.serve_model import find_version, served_path
+from flows.cli.serving.serve_model import find_version, served_directory, served_path
 from infra.home import Home
 from infra.registry.model_registry import CHAT_TAG, RegisteredVersion, find_registry, model_name, resolve_alias
 from infra.serving.model_client import key_of
-from infra.serving.model_server import LOOPBACK
+from infra.serving.model_server import LOOPBACK, SERVED_TYPE
 from infra.storage.open_store import open_store
 from infra.storage.store import Store
 from tasks.serving.engine_command import VERSIONS
@@ -22,7 +22,6 @@ from tasks.serving.plan_serving import plan_serving
 from tasks.serving.planned_server import GPU_ENGINES, Engine, PlannedModel, ScenarioName, ServingPlan, Wishes
 from tasks.serving.production_settings import ProductionSettings, read_production_settings
 from tasks.serving.served_model import model_of_directory, model_of_gguf, model_of_scale, require_weights
-from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 DEFAULT_PORT = 8000
 UNKNOWN_DIRECTORY = "MODEL_DIR"
@@ -47,6 +46,7 @@ class Options:
     drafts: bool | None
     context: int | None
     checkpoint: Path | None
+    format: str | None
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Asked:
     key: str
     resources: ServingResources
     checkpoint: Path | None
+    format: str | None
     settings: ProductionSettings | None
 
     def given(self) -> PlacedModel:
@@ -80,14 +81,14 @@ class Asked:
         return PlacedModel(self._plan(read(path.stem if path.is_file() else path.name, path)), path)
 
     def of_version(self, version: RegisteredVersion) -> PlacedModel:
-        """The server of a registered version, whose files are verified. For llama.cpp a version of another phase than
-        the released one is converted once."""
+        """The server of a registered version in the format that was asked for, whose files are verified. For llama.cpp
+        a version of another phase than the released one is converted once."""
         name = model_name(self.scale.scale)
         if self.wishes.engine in GPU_ENGINES:
-            path = self.store.load(version.key, TrainedCheckpoint).directory("hf")
+            path = served_directory(self.store, version, self.format)
             model = replace(model_of_directory(name, path), is_chat_trained=version.tag(CHAT_TAG) == "true")
         else:
-            path = served_path(self.store, version, self.scale)
+            path = served_path(self.store, version, self.scale, self.format or SERVED_TYPE)
             model = model_of_gguf(name, path)
         return PlacedModel(self._plan(model), path)
 
@@ -116,6 +117,8 @@ def ask(
     engine, scenario = _named("engine", options.engine, get_args(Engine)), options.scenario
     if options.checkpoint is not None:
         _refuse_other_kind(options.checkpoint, engine)
+        if options.format is not None:
+            raise ValueError("--format chooses among the files of a version, and --checkpoint names one: leave one out")
     own = load_scale(scale)
     resources, is_llama = own.serving.resources, engine not in GPU_ENGINES
     default = "low_latency" if is_llama else "balanced"
@@ -144,6 +147,7 @@ def ask(
         key=key_of(api_key_env),
         resources=resources,
         checkpoint=options.checkpoint,
+        format=options.format,
         settings=settings,
     )
 

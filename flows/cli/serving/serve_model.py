@@ -4,7 +4,7 @@ is started. What `glm46 serve` needs of a version is here too."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from infra.home import Home
 from infra.registry.model_registry import (
     CHAT_TAG,
     GGUF_TAG,
+    QUANTIZED_TAG,
     RegisteredVersion,
     describe_aliases,
     model_name,
@@ -25,6 +26,7 @@ from infra.serving.model_server import OWN_USE, SERVED_TYPE, Access, ModelServer
 from infra.step import Artifact, Progress
 from infra.storage.store import Store
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
+from tasks.release.quantize_checkpoint import QuantizedCheckpoint
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 
@@ -71,10 +73,31 @@ def served_model(
         )
 
 
-def served_path(store: Store, version: RegisteredVersion, scale: Scale) -> Path:
-    """The file that is served, verified."""
+def served_path(store: Store, version: RegisteredVersion, scale: Scale, gguf_type: str = SERVED_TYPE) -> Path:
+    """The file that is served, verified. Raises ValueError for a type that the version does not have."""
     gguf = _gguf_files(store, version, scale.release.recipe)
-    return gguf.path(gguf.record.file_names[SERVED_TYPE])
+    if gguf_type not in gguf.record.file_names:
+        raise ValueError(_lacking(version, gguf_type, "llamacpp", gguf.record.file_names))
+    return gguf.path(gguf.record.file_names[gguf_type])
+
+
+def served_directory(store: Store, version: RegisteredVersion, quantized_format: str | None) -> Path:
+    """The directory that vLLM or SGLang serves, verified: the checkpoint, or a quantized one of the release. Raises
+    ValueError for a format that the version does not have."""
+    if quantized_format is None:
+        return store.load(version.key, TrainedCheckpoint).directory("hf")
+    key = version.tags.get(f"{QUANTIZED_TAG}{quantized_format}")
+    if key is None:
+        names = [tag.removeprefix(QUANTIZED_TAG) for tag in sorted(version.tags) if tag.startswith(QUANTIZED_TAG)]
+        raise ValueError(_lacking(version, quantized_format, "vllm and sglang", names))
+    return store.load(key, QuantizedCheckpoint).directory("hf")
+
+
+def _lacking(version: RegisteredVersion, asked: str, engines: str, names: Iterable[str]) -> str:
+    return (
+        f"version {version.version} has no files in format {asked} for {engines}: name one of "
+        f"{', '.join(names) or 'none, since it was not released'}, or leave --format out"
+    )
 
 
 def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe) -> Artifact[GgufFiles]:
