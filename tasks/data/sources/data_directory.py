@@ -184,7 +184,7 @@ def _refuse_idle_entries(
 
 def _tree_file(root: SourceRoot, name: str, entry: RoleEntry) -> list[tuple[str, RoleEntry]]:
     """The file's entry if it is source code or text that git does not ignore, else nothing."""
-    tree, form = root.tree_of(name), _format_of(name)
+    tree, form = root.tree_of(name), format_of(name)
     if tree is None or name not in tree.files or form not in ("text", "html"):
         return []
     domain = _domain_by_suffix(name) if entry.domain == RoleEntry.domain else entry.domain
@@ -273,7 +273,7 @@ def _parse_entry(path: str, number: int, entry: object) -> RoleEntry:
 
 
 def _with_format(entry: RoleEntry, name: str, manifest: str) -> RoleEntry:
-    form = entry.format or _format_of(name)
+    form = entry.format or format_of(name)
     if not form and entry.role in TEXT_ROLES:
         raise ValueError(
             f"{manifest}: {name} has role {entry.role}, but its ending names no format: add `format: "
@@ -290,7 +290,7 @@ def _domain_of(entry: RoleEntry, name: str, form: str) -> str:
     return own if own and entry.domain in (RoleEntry.domain, CODE) else entry.domain
 
 
-def _format_of(name: str) -> str:
+def format_of(name: str) -> str:
     stem = stem_of(name)
     if stem.endswith(".json") and stem != name.lower():
         return "jsonl"  # as C4 and Dolma name theirs; uncompressed, .json is settings more often than documents
@@ -308,7 +308,7 @@ def _domain_by_suffix(name: str) -> str:
 def _roles_by_suffix(root: SourceRoot, names: list[str], needed: str) -> list[tuple[str, RoleEntry]]:
     role, assigned = "sft" if needed == "sft" else "pretrain", []
     for name in names:
-        form, tree = _format_of(name), root.tree_of(name)
+        form, tree = format_of(name), root.tree_of(name)
         if role == "sft" and form not in CHAT_FORMATS:
             continue
         if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
@@ -317,7 +317,7 @@ def _roles_by_suffix(root: SourceRoot, names: list[str], needed: str) -> list[tu
     peeked = [
         name
         for name in names
-        if _format_of(name) == "jsonl" and (name in root.digests or os.path.isfile(root.addresses[name]))
+        if format_of(name) == "jsonl" and (name in root.digests or os.path.isfile(root.addresses[name]))
     ]
     with ThreadPoolExecutor(PEEKS_AT_ONCE) as pool:
         for _ in pool.map(partial(_refuse_benchmark, root), peeked):

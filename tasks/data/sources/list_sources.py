@@ -19,11 +19,11 @@ from pathlib import Path
 
 from infra.step import digest_of
 from tasks.data.readers.git_trees import GIT_COMMITS, GIT_DIRECTORY, commits_digest
-from tasks.data.readers.source_bytes import GARBLED, HashingReader, codec_of, decompressed
+from tasks.data.readers.source_bytes import GARBLED, HUGGING_FACE, HashingReader, codec_of, decompressed
 from tasks.data.records.documents import CODE
-from tasks.data.sources.data_directory import TEXT_ROLES, RoleEntry, assign_roles
+from tasks.data.sources.data_directory import TEXT_ROLES, RoleEntry, assign_roles, format_of
 from tasks.data.sources.embedded_sources import package_descriptions, pydoc_topics, standard_library
-from tasks.data.sources.remote_sources import is_remote, remote_files
+from tasks.data.sources.remote_sources import HELD_OUT, is_remote, remote_files
 from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot, local_root
 
 BLOCK_BYTES = 1 << 20
@@ -127,10 +127,14 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
 
 
 def list_named(data: str, names: Collection[str]) -> SourceListing:
-    """Those files of a data directory that have these names and any role but ignore; only they are read. Raises
-    ValueError for a name that is not among them."""
-    root = _root_of(data)
-    roles = [(name, entry) for name, entry in assign_roles(root, "evaluation") if name in names]
+    """Those files of a data directory that have these names and any role but ignore; only they are read. The test and
+    validation splits of a dataset without a manifest have the role evaluation. Raises ValueError for a name that is not
+    among them."""
+    root = _root_of(data, with_held_out=True)
+    if data.startswith(HUGGING_FACE) and MANIFEST_NAME not in root.addresses:
+        roles = _roles_by_split(root, names)
+    else:
+        roles = [(name, entry) for name, entry in assign_roles(root, "evaluation") if name in names]
     absent = sorted(set(names) - {name for name, _ in roles})
     if absent:
         raise ValueError(
@@ -138,6 +142,15 @@ def list_named(data: str, names: Collection[str]) -> SourceListing:
             f"the role evaluation, or name a suite without it"
         )
     return SourceListing(_hashed_files(root, roles, None))
+
+
+def _roles_by_split(root: SourceRoot, names: Collection[str]) -> list[tuple[str, RoleEntry]]:
+    """Training on a dataset never reads its held-out splits, so they may be evaluated on."""
+    return [
+        (name, RoleEntry(name, "evaluation" if HELD_OUT.search(name) else "pretrain", form))
+        for name in root.names
+        if name in names and (form := format_of(name))
+    ]
 
 
 def _report_unread(root: SourceRoot, read: set[str], report: Report) -> None:
@@ -152,9 +165,9 @@ def _report_unread(root: SourceRoot, read: set[str], report: Report) -> None:
         )
 
 
-def _root_of(data: str | Path) -> SourceRoot:
+def _root_of(data: str | Path, with_held_out: bool = False) -> SourceRoot:
     if is_remote(str(data)):
-        files = remote_files(str(data))
+        files = remote_files(str(data), with_held_out)
         return SourceRoot(
             str(data),
             tuple(file.name for file in files),

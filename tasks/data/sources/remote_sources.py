@@ -40,9 +40,10 @@ def is_remote(data: str) -> bool:
     return data.startswith((S3, HUGGING_FACE))
 
 
-def remote_files(data: str) -> list[RemoteFile]:
-    """The files of a bucket or dataset, sorted by name. Raises ValueError where it cannot be listed or is empty."""
-    files = _dataset_files(data) if data.startswith(HUGGING_FACE) else _objects(data)
+def remote_files(data: str, with_held_out: bool = False) -> list[RemoteFile]:
+    """The files of a bucket or dataset, sorted by name; those of a dataset's test and validation splits only
+    `with_held_out`. Raises ValueError where it cannot be listed or is empty."""
+    files = _dataset_files(data, with_held_out) if data.startswith(HUGGING_FACE) else _objects(data)
     if not files:
         raise ValueError(NO_FILE.format(data))
     return sorted(files, key=lambda file: file.name)
@@ -86,7 +87,7 @@ def _pages(data: str, **options: int) -> Iterator[dict[str, Any]]:
         raise ValueError(f"{data} cannot be listed ({error}): {fix}") from error
 
 
-def _dataset_files(data: str) -> list[RemoteFile]:
+def _dataset_files(data: str, with_held_out: bool = False) -> list[RemoteFile]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -107,7 +108,7 @@ def _dataset_files(data: str) -> list[RemoteFile]:
     files = [
         file
         for file in info.siblings or ()
-        if not HELD_OUT.search(file.rfilename) and not file.rfilename.lower().endswith(".md")
+        if (with_held_out or not HELD_OUT.search(file.rfilename)) and not file.rfilename.lower().endswith(".md")
     ]
     kept = [file for file in files if not config or file.rfilename.startswith(f"{config}/")]
     if not kept:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of, tool_request
-from tasks.data.readers.json_lines import json_lines
-from tasks.data.readers.source_bytes import HashingReader, decompressed, open_source
 from tasks.data.seeds.math_answers import without_annotations
 from tasks.data.seeds.problem_kinds import CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import code_parts
+from tasks.evaluation.benchmarks.benchmark_records import Record, read_records
+from tasks.evaluation.benchmarks.published_layouts import LacksError, given_text, in_form_of_kind
 from tasks.evaluation.benchmarks.repository_tasks import RepositoryTask, issue_prompt, task_of
 from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
 from tasks.evaluation.choice_questions import order_hash, question_of
@@ -30,12 +29,9 @@ if TYPE_CHECKING:
     from configs.schema import AnswerBenchmark, Benchmark, FewShot, LikelihoodBenchmark, RetrievalBenchmark
     from tasks.data.sources.list_sources import SourceFile, SourceListing
 
-Record = Mapping[str, Any]
 BETWEEN_EXAMPLES = "\n\n"
 LEFT_OUT = ("unsupported_constraint", f"{HARMFUL}_request", f"{HARMLESS}_request")
 """Reasons for which a record is left out; any other is an error."""
-ARTICLE = re.compile(r"^ = [^=\n]+ = $", re.MULTILINE)
-"""First line of an article in WikiText: each is an item. Another plain text is one item."""
 BOX = "\nPut the final answer in \\boxed{}."
 
 
@@ -151,7 +147,7 @@ def _item(name: str, row: Row, shots: _Shots | None) -> BenchmarkItem:
 def _retrieval_rows(benchmark: RetrievalBenchmark, file: SourceFile | None) -> list[Row]:
     text = None
     if file is not None:
-        text = "\n\n".join(_text(record, False).expected for record in _records(file, "text"))
+        text = "\n\n".join(_text(record, False).expected for record in read_records(file, "text"))
     rows: dict[str, Row] = {}
     for part, document, asked, code in retrieval_items(benchmark, text):
         prompt = f"{document}{BETWEEN_EXAMPLES}{asked}"
@@ -169,58 +165,37 @@ def _rows(benchmark: LikelihoodBenchmark | AnswerBenchmark, file: SourceFile, le
     rows: dict[str, Row] = {}
     read = READERS[benchmark.kind]
     is_chat = getattr(benchmark, "is_chat", False)
-    for number, record in enumerate(_records(file, benchmark.kind), 1):
+    for number, record in enumerate(read_records(file, benchmark.kind), 1):
         try:
-            question = read(record, is_chat)
+            question = read(in_form_of_kind(benchmark.kind, record), is_chat)
         except UnusablePromptError as error:
             if error.reason in LEFT_OUT:
                 left_out[error.reason] += 1
                 continue
             raise ValueError(
-                f"{file.name}, record {number}: cannot be asked as kind {benchmark.kind} ({error.reason}): correct it"
+                f"{file.name}, record {number}: cannot be asked as kind {benchmark.kind} ({error.reason}); its "
+                f"fields are {_fields(record)}: correct it"
             ) from error
-        except _LacksError as error:
+        except LacksError as error:
             raise ValueError(
-                f"{file.name}, record {number}: {error}; kind {benchmark.kind} needs it: correct the record, or the "
-                f"benchmark's kind"
+                f"{file.name}, record {number}: {error}; kind {benchmark.kind} needs it, its fields are "
+                f"{_fields(record)}: correct the record, or the benchmark's kind"
             ) from error
-        item_id = _digest(json.dumps(record, sort_keys=True, ensure_ascii=False))
+        item_id = _digest(json.dumps(record, sort_keys=True, ensure_ascii=False, default=str))
         rows.setdefault(item_id, (item_id, record, question))
     if not rows:
         raise ValueError(f"{file.name} holds no item of kind {benchmark.kind}: name another file")
     return list(rows.values())
 
 
-def _records(file: SourceFile, kind: str) -> list[Record]:
-    """Raises ValueError for a line that is no JSON object."""
-    with open_source(file.path, file.sha256) as raw:
-        if file.format == "text" and kind == "text":
-            text = decompressed(file.name, HashingReader(raw)).read().decode()
-            starts = [match.start() for match in ARTICLE.finditer(text)] or [0]
-            ends = [*starts[1:], len(text)]
-            return [{"text": text[start:end].strip()} for start, end in zip(starts, ends, strict=True)]
-        lines = list(json_lines(file.name, HashingReader(raw)))
-    for number, line in enumerate(lines, 1):
-        if line.record is None:
-            raise ValueError(f"{file.name}, record {number}: {line.reason} ({line.detail}): correct the file")
-    return [line.record for line in lines if line.record is not None]
-
-
-class _LacksError(ValueError):
-    """A record without a field that its kind needs."""
-
-
-def _given(record: Record, names: Sequence[str]) -> str:
-    value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
-    if value is None:
-        raise _LacksError(f"it has no text in {' or '.join(names)}")
-    return value
+def _fields(record: Record) -> str:
+    return ", ".join(sorted(record)) or "none"
 
 
 def _parsed_choice(record: Record) -> tuple[str, list[str], int]:
     parsed = question_of(record)
     if parsed is None:
-        raise _LacksError("it has no query or question, no list of choices, or no gold or answer that names one")
+        raise LacksError("it has no query or question, no list of choices, or no gold or answer that names one")
     return parsed
 
 
@@ -234,7 +209,7 @@ def _lettered_choice(record: Record, is_chat: bool) -> Question:
     _, choices, right = _parsed_choice(record)
     letters = ascii_uppercase[: len(choices)]
     lines = [f"{letter}. {choice.strip()}" for letter, choice in zip(letters, choices, strict=True)]
-    prompt = "\n".join([_given(record, ("question", "query")).strip(), *lines, "Answer:"])
+    prompt = "\n".join([given_text(record, ("question", "query")).strip(), *lines, "Answer:"])
     subject = record.get("subject")
     about = f" about {subject.replace('_', ' ')}" if isinstance(subject, str) else ""
     before = f"The following are multiple choice questions (with answers){about}.{BETWEEN_EXAMPLES}"
@@ -245,20 +220,20 @@ def _context_choice(record: Record, is_chat: bool) -> Question:
     """WinoGrande's fields: `context_options`, `continuation` and `gold`."""
     contexts, right = record.get("context_options"), record.get("gold")
     if not isinstance(contexts, list) or len(contexts) < 2 or not all(isinstance(each, str) for each in contexts):
-        raise _LacksError("it has no list of texts in context_options")
+        raise LacksError("it has no list of texts in context_options")
     if type(right) is not int or not 0 <= right < len(contexts):
-        raise _LacksError("gold does not number one of context_options from 0")
-    ending = _given(record, ("continuation",))
+        raise LacksError("gold does not number one of context_options from 0")
+    ending = given_text(record, ("continuation",))
     return Question("", ending, f"{contexts[right]} {ending}", tuple(contexts), right)
 
 
 def _last_word(record: Record, is_chat: bool) -> Question:
-    context, word = _given(record, ("context",)), _given(record, ("continuation",))
+    context, word = given_text(record, ("context",)), given_text(record, ("continuation",))
     return Question(context, word, f"{context} {word}")
 
 
 def _text(record: Record, is_chat: bool) -> Question:
-    text = _given(record, ("text", "content"))
+    text = given_text(record, ("text", "content"))
     return Question("", text, text)
 
 
@@ -272,7 +247,7 @@ def _math(record: Record, is_chat: bool) -> Question:
 
 
 def _exact(record: Record, is_chat: bool) -> Question:
-    asked, answer = _given(record, ("input", "question", "prompt")), _given(record, ("target", "answer"))
+    asked, answer = given_text(record, ("input", "question", "prompt")), given_text(record, ("target", "answer"))
     prompt = asked if is_chat else f"Q: {asked}\nA:"
     return Question(prompt, answer, f"{prompt} {answer}")
 
@@ -293,7 +268,7 @@ def _request(record: Record, label: str) -> Question:
 
 def _completed_program(record: Record, is_chat: bool) -> Question:
     """HumanEval's fields: `prompt`, `test` and `entry_point`."""
-    prompt, test, entry = (_given(record, (name,)) for name in ("prompt", "test", "entry_point"))
+    prompt, test, entry = (given_text(record, (name,)) for name in ("prompt", "test", "entry_point"))
     return Question(prompt, f"{test}\ncheck({entry})\n", "")
 
 
@@ -301,8 +276,10 @@ def _program(record: Record, is_chat: bool) -> Question:
     """MBPP's fields: `text`, `test_list` and, for examples, `code`."""
     tests, solution, _ = code_parts(record)
     if not tests:
-        raise _LacksError("it has no tests in test_list or tests")
-    asked = f"{_given(record, ('text', 'question', 'prompt')).strip()} Your code should pass these tests:\n\n{tests}\n"
+        raise LacksError("it has no tests in test_list or tests")
+    asked = (
+        f"{given_text(record, ('text', 'question', 'prompt')).strip()} Your code should pass these tests:\n\n{tests}\n"
+    )
     if is_chat:
         return Question(asked, tests, "")
     prompt = f"You are an expert Python programmer, and here is your task: {asked}[BEGIN]\n"
@@ -325,7 +302,7 @@ def _patch(record: Record, is_chat: bool) -> Question:
     try:
         task = task_of(record)
     except ValueError as error:
-        raise _LacksError(str(error)) from error
+        raise LacksError(str(error)) from error
     return Question(issue_prompt(record, task.tree), record["patch"], "", task=task)
 
 

@@ -33,7 +33,7 @@ class SuiteEvaluation(Record):
 
 @step(
     content=(SUITE_FILE, "suite.items.jsonl", "suite.*.predictions.jsonl"),
-    distributions=("safetensors", "numpy", "scipy", "datasets", *PACKAGES),
+    distributions=("safetensors", "numpy", "scipy", "datasets", "pyarrow", *PACKAGES),
 )
 def evaluate_suite(
     *,

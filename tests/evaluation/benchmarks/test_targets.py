@@ -250,7 +250,7 @@ def test_a_tokenizer_of_another_model_is_refused(toy, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["model", "--suite", "mmul"], "no suite 'mmul': the suites are agents, answers, likelihood"),
+        (["model", "--suite", "mmul"], "no suite 'mmul': the suites are agents, aime, answers, hellaswag"),
         (["nowhere/model"], "nowhere/model: name a checkpoint in the Hugging Face layout that exists"),
         (["nowhere.gguf"], "name a GGUF file that exists"),
         (["ftp/x.json"], "no directory"),

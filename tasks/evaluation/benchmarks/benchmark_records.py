@@ -1,0 +1,47 @@
+"""Reads the records of a benchmark's file: JSON lines, Parquet, or a plain text whose articles are records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tasks.data.readers.json_lines import MAX_LINE_BYTES, JsonLine, json_lines
+from tasks.data.readers.source_bytes import HashingReader, decompressed, open_source
+from tasks.data.readers.table_records import parquet_lines
+
+if TYPE_CHECKING:
+    from tasks.data.sources.list_sources import SourceFile
+
+Record = Mapping[str, Any]
+PARQUET = "parquet"
+ARTICLE = re.compile(r"^ = [^=\n]+ = $", re.MULTILINE)
+"""First line of an article in WikiText: each is an item. Another plain text is one item."""
+
+
+def read_records(file: SourceFile, kind: str) -> list[Record]:
+    """Raises ValueError for a line that is no JSON object, and for a row that cannot be read."""
+    if file.format == "text" and kind == "text":
+        return _articles(file)
+    lines = _rows(file) if file.format == PARQUET else _lines(file)
+    for number, line in enumerate(lines, 1):
+        if line.record is None:
+            raise ValueError(f"{file.name}, record {number}: {line.reason} ({line.detail}): correct the file")
+    return [line.record for line in lines if line.record is not None]
+
+
+def _articles(file: SourceFile) -> list[Record]:
+    with open_source(file.path, file.sha256) as raw:
+        text = decompressed(file.name, HashingReader(raw)).read().decode()
+    starts = [match.start() for match in ARTICLE.finditer(text)] or [0]
+    ends = [*starts[1:], len(text)]
+    return [{"text": text[start:end].strip()} for start, end in zip(starts, ends, strict=True)]
+
+
+def _lines(file: SourceFile) -> list[JsonLine]:
+    with open_source(file.path, file.sha256) as raw:
+        return list(json_lines(file.name, HashingReader(raw)))
+
+
+def _rows(file: SourceFile) -> list[JsonLine]:
+    return list(parquet_lines(file.name, file.path, file.sha256, MAX_LINE_BYTES, lambda names: (names, "")))

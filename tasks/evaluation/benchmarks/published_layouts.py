@@ -1,0 +1,163 @@
+"""Rewrites records of benchmarks as their authors publish them to the fields that the kinds read.
+
+LAYOUTS is the table: a record with the fields of a row is rewritten, any other stays as it is. Texts are those of
+lm-evaluation-harness, with which tests/evaluation/benchmarks/test_published_layouts.py compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.data.seeds.math_answers import boxed_answers
+from tasks.data.seeds.seed_problems import ANSWER_FIELDS, GSM_MARK
+from tasks.evaluation.benchmarks.benchmark_records import Record
+
+WIKIHOW_MARK = re.compile(r"\[.*?\]")
+"""Marks of WikiHow in HellaSwag: `[step]`, `[substeps]`."""
+UNBRACED_BOX = re.compile(r"\\boxed\s+([^$]+)")
+"""`\\boxed 5`, as some solutions of MATH write it."""
+CHOICE_KINDS = ("choice", "lettered_choice")
+
+
+class LacksError(ValueError):
+    """A record without a field that its kind needs."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Records of a dataset."""
+
+    dataset: str
+    kinds: tuple[str, ...]
+    fields: tuple[str, ...]
+    """Fields that a record of this layout has."""
+    rewritten: Callable[[Record], dict[str, Any]]
+    """Raises LacksError."""
+    unless: tuple[str, ...] = ()
+    """Fields that only a record in the form of the kind has."""
+
+
+def in_form_of_kind(kind: str, record: Record) -> Record:
+    """The record with the fields that the kind reads. Raises LacksError where a field holds something else than its
+    layout says, such as the label of a test split whose answers are not published."""
+    for layout in LAYOUTS:
+        is_written = any(record.get(name) is not None for name in layout.unless)
+        if kind in layout.kinds and not is_written and all(name in record for name in layout.fields):
+            return layout.rewritten(record)
+    return record
+
+
+def given_text(record: Record, names: Sequence[str]) -> str:
+    """The first of the fields that holds a text. Raises LacksError where none does."""
+    value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
+    if value is None:
+        raise LacksError(f"it has no text in {' or '.join(names)}")
+    return value
+
+
+def _number(record: Record, name: str, first: int, of: Sequence[str]) -> int:
+    """Which of the texts a field numbers, counted from 0."""
+    given = record[name]
+    number = int(given) if isinstance(given, str) and given.isdecimal() else given
+    if not isinstance(number, int) or isinstance(number, bool) or not first <= number < first + len(of):
+        raise LacksError(f"{name} {given!r} does not number one of its {len(of)} choices from {first}")
+    return number - first
+
+
+def _hellaswag(record: Record) -> dict[str, Any]:
+    endings = record["endings"]
+    if not isinstance(endings, list) or not all(isinstance(ending, str) for ending in endings):
+        raise LacksError("it has no list of texts in endings")
+    context = given_text(record, ("ctx",))
+    topic, start, rest = (record.get(name) for name in ("activity_label", "ctx_a", "ctx_b"))
+    if isinstance(start, str) and isinstance(rest, str):
+        context = f"{start} {rest.capitalize()}"
+    if isinstance(topic, str):
+        context = f"{topic}: {context}"
+    choices = [_without_marks(ending) for ending in endings]
+    return {"query": _without_marks(context), "choices": choices, "gold": _number(record, "label", 0, endings)}
+
+
+def _without_marks(text: str) -> str:
+    return WIKIHOW_MARK.sub("", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+
+def _keyed(question: str) -> Callable[[Record], dict[str, Any]]:
+    """ARC and datasets in its layout, which differ in the name of the question."""
+
+    def rewritten(record: Record) -> dict[str, Any]:
+        given, key = record["choices"], record["answerKey"]
+        texts, labels = (given.get("text"), given.get("label")) if isinstance(given, dict) else (None, None)
+        if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
+            raise LacksError("choices has no lists text and label of the same length")
+        if key not in labels:
+            raise LacksError(f"answerKey {key!r} is none of the labels {', '.join(map(str, labels))}")
+        return {"question": given_text(record, (question,)), "choices": texts, "gold": labels.index(key)}
+
+    return rewritten
+
+
+def _piqa(record: Record) -> dict[str, Any]:
+    solutions = [given_text(record, (name,)) for name in ("sol1", "sol2")]
+    return {
+        "question": given_text(record, ("goal",)),
+        "choices": solutions,
+        "gold": _number(record, "label", 0, solutions),
+    }
+
+
+def _boolq(record: Record) -> dict[str, Any]:
+    if not isinstance(record["answer"], bool):
+        raise LacksError(f"answer {record['answer']!r} is neither true nor false")
+    passage, question = (given_text(record, (name,)) for name in ("passage", "question"))
+    query = f"{passage}\nQuestion: {question}?\nAnswer:"
+    return {"query": query, "choices": ["no", "yes"], "gold": int(record["answer"])}
+
+
+def _winogrande(record: Record) -> dict[str, Any]:
+    options = [given_text(record, (name,)) for name in ("option1", "option2")]
+    before, blank, after = given_text(record, ("sentence",)).partition("_")
+    if not blank:
+        raise LacksError("sentence has no _ for the option")
+    return {
+        "context_options": [before + option for option in options],
+        "continuation": after.strip(),
+        "gold": _number(record, "answer", 1, options),
+    }
+
+
+def _lambada(record: Record) -> dict[str, Any]:
+    context, _, word = given_text(record, ("text",)).rstrip().rpartition(" ")
+    if not context.strip():
+        raise LacksError("text has no words before the last one")
+    return {"context": context, "continuation": word}
+
+
+def _math(record: Record) -> dict[str, Any]:
+    """In GSM8K's form, so that examples show the solution."""
+    solution = given_text(record, ("solution",))
+    boxes = boxed_answers(solution.replace("\\fbox{", "\\boxed{")) or UNBRACED_BOX.findall(solution)
+    if not boxes or not boxes[-1].strip():
+        raise LacksError("solution has no answer in \\boxed{}")
+    return {"question": given_text(record, ("problem",)), "answer": f"{solution}\n{GSM_MARK} {boxes[-1].strip()}"}
+
+
+def _capitalised(record: Record) -> dict[str, Any]:
+    return {"problem": record["Problem"], "answer": record["Answer"]}
+
+
+RIGHT = ("gold", "answer")
+LAYOUTS = (
+    Layout("HellaSwag", CHOICE_KINDS, ("ctx", "endings", "label"), _hellaswag, ("choices",)),
+    Layout("ARC, CommonsenseQA", CHOICE_KINDS, ("question", "choices", "answerKey"), _keyed("question"), RIGHT),
+    Layout("OpenBookQA", CHOICE_KINDS, ("question_stem", "choices", "answerKey"), _keyed("question_stem"), RIGHT),
+    Layout("PIQA", CHOICE_KINDS, ("goal", "sol1", "sol2", "label"), _piqa, ("choices",)),
+    Layout("BoolQ", ("choice",), ("passage", "question", "answer"), _boolq, ("choices",)),
+    Layout("WinoGrande", ("context_choice",), ("sentence", "option1", "option2", "answer"), _winogrande),
+    Layout("LAMBADA", ("last_word",), ("text",), _lambada, ("context",)),
+    Layout("MATH", ("math",), ("problem", "solution"), _math, ANSWER_FIELDS),
+    Layout("AIME", ("math",), ("Problem", "Answer"), _capitalised, ("problem", "question")),
+)
