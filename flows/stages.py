@@ -22,11 +22,8 @@ class StageWindow:
     releases: bool
     reads_documents: bool
     """Whether documents are prepared. They are not where the tokenizer is given and the phases read conversations."""
-
-    @property
-    def reads_pairs(self) -> bool:
-        """Whether preference pairs are prepared."""
-        return any(phase.recipe.reads_pairs for phase in self.phases)
+    reads_pairs: bool
+    """Whether preference pairs are prepared: a phase reads them, or no phase runs and one of the scale does."""
 
     @property
     def pre_training(self) -> tuple[PhaseSection, ...]:
@@ -96,7 +93,8 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
         _refuse_impossible_job("release", scale.release.resources)
     packed = [each for phase in phases for each in (*scale.packed_before(phase), phase)]
     reads_documents = kind != "given" or not phases or any(phase.recipe.reads_documents for phase in packed)
-    return StageWindow(phases, RELEASE_MODEL in chosen, reads_documents)
+    reads_pairs = any(phase.recipe.reads_pairs for phase in phases or scale.phases)
+    return StageWindow(phases, RELEASE_MODEL in chosen, reads_documents, reads_pairs)
 
 
 def _refuse_missing_starts(scale: Scale, phases: tuple[PhaseSection, ...]) -> None:
