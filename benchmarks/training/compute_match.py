@@ -5,13 +5,14 @@ time.
 
 All read the same rows in the same order, in batches of the same size, with the same tokenizer, in float32 on the same
 threads. Ours: a small GLM-4 mixture of experts with Muon, loss-free balancing and our kernels. transformers: the same
-architecture, Glm4MoeForCausalLM, with its faster experts and torch's fused AdamW. nanochat: its dense GPT of as many
-parameters as ours uses for a token, with its own optimizer, momentum and schedule; DIR is a clone of
-github.com/karpathy/nanochat, whose code is read from there. Without DIR it is left out.
+architecture, Glm4MoeForCausalLM, with SDPA attention and torch's fused AdamW. nanochat: its dense GPT of the same
+width and depth, with its own optimizer and schedule of rates; its momentum stays at 0.95, where its own script raises
+and lowers it, and there is no weight decay. DIR is a clone of github.com/karpathy/nanochat, whose code is read from
+there. Without DIR it is left out.
 
 Each run ends when it has used its seconds of processor time (all threads; validation is not counted), and its learning
 rate follows the share of them that is used. Rates are searched at the shortest budget, in factors of two until the best
-one is no edge of those tried; nanochat's four rates by one factor. `ratio` is the seconds that a peer would need for
+one is no edge of those tried; nanochat's rates by one factor. `ratio` is the seconds that a peer would need for
 our bits per byte at the longest budget over ours, interpolated over the logarithm of the time; where no budget of the
 peer reaches them it is the longest peer budget over the time at which our curve passes the peer's best.
 """
@@ -103,8 +104,8 @@ def transformers(rate: float) -> Contender:
 
 
 def nanochat(rate: float) -> Contender:
-    """Its model and optimizer at its own rates times `rate`, its schedules of rate and momentum; no weight decay, which
-    is its optimizer's default."""
+    """Its model and optimizer at its own rates times `rate`, its schedule of rates; momentum and weight decay are its
+    optimizer's defaults."""
     from nanochat.gpt import GPT, GPTConfig  # pyright: ignore[reportMissingImports]
 
     length = MODEL.max_position_embeddings
