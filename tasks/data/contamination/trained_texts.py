@@ -23,6 +23,8 @@ COLUMNS_OF = {
     PROMPTS: ("id", "prompt"),
 }
 """Columns that are read of each. Prompts have no split: all are trained on."""
+PLAIN_TEXT = {DOCUMENTS: "text", PROMPTS: "prompt"}
+"""Columns that are text as they are; the others hold JSON."""
 
 
 def find_in_trained(batches: Iterator[pa.RecordBatch], kind: str, index: Any) -> Iterator[pa.RecordBatch]:
@@ -36,19 +38,19 @@ def find_in_trained(batches: Iterator[pa.RecordBatch], kind: str, index: Any) ->
 def _texts(batches: Iterator[pa.RecordBatch], kind: str) -> Iterator[pa.RecordBatch]:
     """(id, text) of the rows that are trained on."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     for batch in batches:
-        kept = [row for row in batch.to_pylist() if kind == PROMPTS or row["split"] == TRAIN]
-        columns = [[row["id"] for row in kept], [_text_of(row, kind) for row in kept]]
-        yield pa.RecordBatch.from_arrays([pa.array(each, pa.string()) for each in columns], names=["id", "text"])
+        kept = batch if kind == PROMPTS else batch.filter(pc.equal(batch.column("split"), TRAIN))  # pyright: ignore[reportAttributeAccessIssue]
+        if kind in PLAIN_TEXT:
+            texts = kept.column(PLAIN_TEXT[kind])
+        else:
+            texts = pa.array([_text_of(row, kind) for row in kept.to_pylist()], pa.string())
+        yield pa.RecordBatch.from_arrays([kept.column("id"), texts], names=["id", "text"])
 
 
 def _text_of(row: dict[str, Any], kind: str) -> str:
-    """The text of a row as decontamination looks it up."""
-    if kind == DOCUMENTS:
-        return row["text"]
-    if kind == PROMPTS:
-        return row["prompt"]
+    """The text of a conversation or a pair as decontamination looks it up."""
     if kind == CHATS:
         return "\n".join(strings_of(json.loads(row["messages"])))
     answers = (json.loads(row["chosen"]), json.loads(row["rejected"]))
