@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infra.child_process import free_port, take_port
 from infra.code_digest import ROOT
@@ -228,13 +228,26 @@ def serve(
 
     from infra.serving.model_gateway import gateway
 
+    params = engine_settings(gguf_path, context_length, num_slots, alias, is_drafting)
+    key, upstream_port = secrets.token_urlsafe(), free_port(LOOPBACK[0])
+    params.hostnames, params.port, params.api_keys = [LOOPBACK[0]], upstream_port, [key]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
+    threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
+    server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue]
+    app = gateway(server.listening_address, key, host, port, os.environ.pop(KEY_VARIABLE, ""))
+    web.run_app(
+        app, host=host, port=port, print=lambda *_: print(f"serving {gguf_path.name} at {host}:{port}", flush=True)
+    )
+
+
+def engine_settings(gguf_path: Path, context_length: int, num_slots: int, alias: str, is_drafting: bool) -> Any:
+    """llama.cpp's own record of what it is to serve and how it computes, an xllamacpp.CommonParams."""
+    import xllamacpp
+
     params = xllamacpp.CommonParams()  # pyright: ignore[reportAttributeAccessIssue]
     params.model.path = str(gguf_path)
     params.model_alias = {alias}
-    key, upstream_port = secrets.token_urlsafe(), free_port(LOOPBACK[0])
-    params.hostnames, params.port, params.api_keys = [LOOPBACK[0]], upstream_port, [key]
     params.n_ctx, params.n_parallel = context_length * num_slots, num_slots
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
     # By default keys and values are kept in half precision, and on a CPU attention computes in it: that changes
     # log-probabilities by 2e-3 at tiny scale, more than Q8_0 weights do. Without it they equal our own to 1e-5.
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # pyright: ignore[reportAttributeAccessIssue]
@@ -244,12 +257,7 @@ def serve(
         params.load_mtp = True
         params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]  # pyright: ignore[reportAttributeAccessIssue]
         params.speculative.draft.n_max, params.speculative.draft.p_min = 1, 0.0
-    threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
-    server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue]
-    app = gateway(server.listening_address, key, host, port, os.environ.pop(KEY_VARIABLE, ""))
-    web.run_app(
-        app, host=host, port=port, print=lambda *_: print(f"serving {gguf_path.name} at {host}:{port}", flush=True)
-    )
+    return params
 
 
 def _exit_at_end_of_input() -> None:

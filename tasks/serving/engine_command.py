@@ -1,6 +1,8 @@
-"""The complete command of a planned server, by the names that vLLM 0.33.0 and SGLang 0.5.23 give their arguments.
+"""The complete command of a planned server, by the names that vLLM 0.33.0, SGLang 0.5.23 and the pinned llama.cpp give
+their arguments.
 
-The key of the clients is on no command line: vLLM reads VLLM_API_KEY, SGLang a YAML file that `--config` names.
+The key of the clients is on no command line: vLLM and llama.cpp read it from a variable, SGLang a YAML file that
+`--config` names.
 """
 
 from __future__ import annotations
@@ -9,15 +11,21 @@ import json
 import re
 import shlex
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from infra.serving.model_server import server_command
 from tasks.serving.planned_server import ServingPlan
 
-VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
-"""Whose arguments these are, read in the packages themselves."""
-IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
-"""Where the projects publish their containers, with v and the version as the tag."""
-KEY_VARIABLE = "VLLM_API_KEY"
+VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23", "llamacpp": version("xllamacpp").split(".")[2]}
+"""Whose arguments these are, read in the packages themselves. The version of xllamacpp ends in llama.cpp's build."""
+IMAGES = {
+    "vllm": "vllm/vllm-openai:v",
+    "sglang": "lmsysorg/sglang:v",
+    "llamacpp": "ghcr.io/ggml-org/llama.cpp:server-b",
+}
+"""Where the projects publish their containers; the version ends the tag."""
+KEY_VARIABLES = {"vllm": "VLLM_API_KEY", "llamacpp": "LLAMA_API_KEY"}
+"""By which an engine gets the key of its clients; SGLang reads a file."""
 PARSER = "glm45"
 """Of reasoning and tool calls of GLM-4.5 and 4.6, in both engines."""
 MASTER_PORT = 29500
@@ -37,6 +45,8 @@ class Place:
     """Of llama.cpp."""
     key_file: str = ""
     """Of SGLang, where it has a key."""
+    program: str = "llama-server"
+    """Of llama.cpp, where glm46 is not installed."""
     rank: str = RANK
     master: str = MASTER
     is_worker: bool = False
@@ -48,9 +58,14 @@ def engine_command(plan: ServingPlan, place: Place) -> list[str]:
     return {"llamacpp": _llamacpp, "vllm": _vllm, "sglang": _sglang}[plan.engine](plan, place)
 
 
+def deployed_command(plan: ServingPlan, place: Place) -> list[str]:
+    """The same where glm46 is not installed: llama.cpp runs there as its own program, without our gateway."""
+    return _llama_server(plan, place) if plan.engine == "llamacpp" else engine_command(plan, place)
+
+
 def image(plan: ServingPlan) -> str:
     """The container of the engine's project."""
-    return f"{IMAGES[plan.engine]}:v{VERSIONS[plan.engine]}"
+    return IMAGES[plan.engine] + VERSIONS[plan.engine]
 
 
 def shell_lines(command: list[str]) -> str:
@@ -121,3 +136,14 @@ def _llamacpp(plan: ServingPlan, place: Place) -> list[str]:
         plan.model.name,
         is_drafting=plan.is_drafting,
     )
+
+
+def _llama_server(plan: ServingPlan, place: Place) -> list[str]:
+    """What infra/serving/model_server.py sets, as arguments; threads are llama.cpp's own choice on that machine."""
+    words = [place.program, "--model", place.model_path, "--alias", plan.model.name]
+    words += ["--host", place.host, "--port", str(place.port)]
+    words += ["--ctx-size", str(plan.context * plan.num_slots), "--parallel", str(plan.num_slots)]
+    words += ["--cache-type-k", "f32", "--cache-type-v", "f32", "--flash-attn", "off", "--no-warmup", "--metrics"]
+    if plan.is_drafting:
+        words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", "1", "--spec-draft-p-min", "0"]
+    return words

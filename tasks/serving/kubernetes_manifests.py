@@ -1,18 +1,25 @@
 """Kubernetes manifests of a planned server: a Service, and a Deployment, or a LeaderWorkerSet where one server needs
 several nodes (its controller is installed apart: lws.sigs.k8s.io; this is API v1, as of version 0.10).
 
-The key is a Secret that the manifests only name, the model a volume claim.
+The key is a Secret that the manifests only name, the model a volume claim: of llama.cpp with the file model.gguf.
 """
 
 from __future__ import annotations
 
-from tasks.serving.engine_command import KEY_VARIABLE, Place, engine_command, image
-from tasks.serving.planned_server import ServingPlan
+import math
+from dataclasses import replace
+
+from tasks.serving.engine_command import KEY_VARIABLES, Place, deployed_command, image
+from tasks.serving.planned_server import GPU_ENGINES, ServingPlan
 
 SECRET, SECRET_KEY, SECRET_FILE = "glm46-serving", "api-key", "sglang.yaml"
 """kubectl create secret generic glm46-serving --from-literal=api-key=KEY, of SGLang --from-file=sglang.yaml."""
 CLAIM = "glm46-model"
 MODEL_MOUNT, KEY_MOUNT = "/model", "/secrets"
+MODEL_FILE = f"{MODEL_MOUNT}/model.gguf"
+"""Of llama.cpp."""
+LLAMA_SERVER = "/app/llama-server"
+"""Where llama.cpp's container has its program."""
 MAX_START_SECONDS, PERIOD_SECONDS = 3600, 10
 RANK, MASTER = "$(LWS_WORKER_INDEX)", "$(LWS_LEADER_ADDRESS)"
 """Set by the controller in every pod of a group; Kubernetes puts them into the command."""
@@ -50,47 +57,52 @@ def kubernetes_manifests(plan: ServingPlan, port: int) -> list[dict]:
     return [service, {**head, "metadata": {"name": name, "labels": labels}, "spec": spec}]
 
 
+def contained_place(plan: ServingPlan, port: int, key_file: str) -> Place:
+    """Where a server in a container finds its model and listens; `key_file` is of SGLang."""
+    model_path = MODEL_MOUNT if plan.engine in GPU_ENGINES else MODEL_FILE
+    key_file = key_file if plan.engine == "sglang" else ""
+    return Place(model_path, "0.0.0.0", port, key_file=key_file, program=LLAMA_SERVER)
+
+
 def _pod(plan: ServingPlan, port: int, labels: dict[str, str], *, is_worker: bool) -> dict:
-    is_vllm = plan.engine == "vllm"
-    place = Place(
-        MODEL_MOUNT,
-        "0.0.0.0",
-        port,
-        key_file="" if is_vllm else f"{KEY_MOUNT}/{SECRET_FILE}",
-        rank=RANK,
-        master=MASTER,
-        is_worker=is_worker,
+    is_of_gpus = plan.engine in GPU_ENGINES
+    place = replace(
+        contained_place(plan, port, f"{KEY_MOUNT}/{SECRET_FILE}"), rank=RANK, master=MASTER, is_worker=is_worker
     )
-    gpus = str(plan.layout.num_gpus // plan.num_nodes)
+    environment: list[dict] = [{"name": "HF_HUB_OFFLINE", "value": "1"}] if is_of_gpus else []
+    mounts: list[dict] = [{"name": "model", "mountPath": MODEL_MOUNT, "readOnly": True}]
+    volumes: list[dict] = [{"name": "model", "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}}]
+    if is_of_gpus:
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+    if plan.engine in KEY_VARIABLES:
+        secret = {"secretKeyRef": {"name": SECRET, "key": SECRET_KEY}}
+        environment.append({"name": KEY_VARIABLES[plan.engine], "valueFrom": secret})
+    else:
+        mounts.append({"name": "key", "mountPath": KEY_MOUNT, "readOnly": True})
+        volumes.append({"name": "key", "secret": {"secretName": SECRET, "defaultMode": 0o400}})
     container: dict[str, object] = {
         "name": "server",
         "image": image(plan),
-        "command": engine_command(plan, place),
-        "env": [{"name": "HF_HUB_OFFLINE", "value": "1"}],
-        "resources": {"limits": {"nvidia.com/gpu": gpus}, "requests": {"nvidia.com/gpu": gpus}},
-        "volumeMounts": [
-            {"name": "model", "mountPath": MODEL_MOUNT, "readOnly": True},
-            {"name": "shm", "mountPath": "/dev/shm"},
-        ],
+        "command": deployed_command(plan, place),
+        "env": environment,
+        "resources": _resources(plan),
+        "volumeMounts": mounts,
         "securityContext": {"allowPrivilegeEscalation": False},
     }
-    volumes: list[dict] = [
-        {"name": "model", "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-    ]
-    if is_vllm:
-        secret = {"secretKeyRef": {"name": SECRET, "key": SECRET_KEY}}
-        container["env"] = [{"name": "HF_HUB_OFFLINE", "value": "1"}, {"name": KEY_VARIABLE, "valueFrom": secret}]
-    else:
-        volumes.append({"name": "key", "secret": {"secretName": SECRET, "defaultMode": 0o400}})
-        mounts = container["volumeMounts"]
-        assert isinstance(mounts, list), mounts
-        mounts.append({"name": "key", "mountPath": KEY_MOUNT, "readOnly": True})
     if not is_worker:
         container["ports"] = [{"name": "http", "containerPort": port, "protocol": "TCP"}]
         container |= _probes()
     spec = {"automountServiceAccountToken": False, "containers": [container], "volumes": volumes}
     return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def _resources(plan: ServingPlan) -> dict[str, dict[str, str]]:
+    """GPUs, or of llama.cpp the memory of the plan, in whole 1e6 bytes."""
+    if plan.engine not in GPU_ENGINES:
+        return {"requests": {"memory": f"{math.ceil(plan.needs.total * 1e3)}M"}}
+    gpus = {"nvidia.com/gpu": str(plan.layout.num_gpus // plan.num_nodes)}
+    return {"limits": gpus, "requests": gpus}
 
 
 def _probes() -> dict[str, dict]:

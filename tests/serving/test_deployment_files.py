@@ -4,6 +4,7 @@ Compose specification, promtool; the launch script runs with an engine of the te
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -16,15 +17,25 @@ import yaml
 
 from configs.load import load_scale
 from infra.monitoring.dashboards import expressions_of
-from tasks.serving.deployment_files import PANELS, compose, deployment_files, write_deployment
-from tasks.serving.engine_command import Place, engine_command
-from tasks.serving.fleet import find_fleet
+from tasks.serving.deployment_files import compose, deployment_files, write_deployment
+from tasks.serving.engine_command import Place, deployed_command
+from tasks.serving.fleet import Fleet, find_fleet
 from tasks.serving.kubernetes_manifests import kubernetes_manifests
 from tasks.serving.plan_serving import plan_serving
-from tasks.serving.planned_server import Wishes
+from tasks.serving.planned_server import PlannedModel, Wishes
 from tasks.serving.served_model import model_of_scale
+from tasks.serving.serving_panels import PANELS
 
+KEYS = {"vllm": "VLLM_API_KEY", "llamacpp": "LLAMA_API_KEY"}
 FULL = model_of_scale(load_scale("full"))
+TINY = PlannedModel("tiny", load_scale("tiny").model.recipe, "GGUF", is_chat_trained=True, file_bytes=41_000_000)
+NODE = Fleet(gpu="none", gpu_memory_gb=0, gpus_per_node=0, num_nodes=1, host_memory_gb=16)
+ENGINES = ("vllm", "sglang", "llamacpp")
+IMAGES = {
+    "vllm": "vllm/vllm-openai:v0.33.0",
+    "sglang": "lmsysorg/sglang:v0.5.23",
+    "llamacpp": "ghcr.io/ggml-org/llama.cpp:server-b11549",
+}
 VERSIONS = ("1.25", "1.37")
 TEXT, TEXTS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
 
@@ -51,17 +62,19 @@ COMPOSE = mapping(
     name={"pattern": r"^[a-z0-9][a-z0-9_-]*$"},
     services={"type": "object", "additionalProperties": SERVICE},
     volumes={"type": "object", "additionalProperties": mapping()},
-    secrets={"type": "object", "additionalProperties": mapping(("file",), file=TEXT)},
+    secrets={"type": "object", "additionalProperties": {**mapping(file=TEXT, environment=TEXT), "minProperties": 1}},
 )
 """The part of the Compose specification's schema that is used here; the whole schema accepts the same file."""
 
 
 def planned(engine: str, hardware: str = "8xH200"):
+    if engine == "llamacpp":
+        return plan_serving(TINY, NODE, Wishes(engine, "balanced", context=1024))
     return plan_serving(FULL, find_fleet(hardware), Wishes(engine, "balanced"))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_manifests_of_one_node_are_valid(engine, version):
     plan = planned(engine)
     documents = list(yaml.safe_load_all(deployment_files(plan, 8123)["kubernetes.yaml"]))
@@ -70,14 +83,18 @@ def test_manifests_of_one_node_are_valid(engine, version):
     service, deployment = documents
     spec = deployment["spec"]["template"]["spec"]
     container = spec["containers"][0]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    if engine == "llamacpp":
+        assert container["resources"] == {"requests": {"memory": f"{math.ceil(plan.needs.total * 1e3)}M"}}
+    else:
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert container["image"] == IMAGES[engine]
     assert container["startupProbe"]["httpGet"] == {"path": "/health", "port": "http"}
     assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     assert service["spec"]["ports"][0]["targetPort"] == container["ports"][0]["containerPort"] == 8123
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert container["command"][2:4].count(mounts["model"]) == 1
-    if engine == "vllm":
-        (key,) = [each["valueFrom"]["secretKeyRef"] for each in container["env"] if each["name"] == "VLLM_API_KEY"]
+    assert [word.split("/model.gguf")[0] for word in container["command"][2:4]].count(mounts["model"]) == 1
+    if engine in KEYS:
+        (key,) = [each["valueFrom"]["secretKeyRef"] for each in container["env"] if each["name"] == KEYS[engine]]
         assert key == {"name": "glm46-serving", "key": "api-key"}
     else:
         assert container["command"][-1] == f"{mounts['key']}/sglang.yaml"
@@ -108,35 +125,44 @@ def test_several_nodes_are_a_group_whose_pods_are_valid(engine, version):
     assert [service["spec"]["selector"].items() <= each.items() for each in labels] == [True, False]
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_compose_has_only_keys_of_the_specification(engine):
     tree = yaml.safe_load(deployment_files(planned(engine), 8123)["compose.yaml"])
     jsonschema.validate(tree, COMPOSE)
     assert set(tree["services"]) == {"server", "prometheus", "grafana"}
     server = tree["services"]["server"]
-    assert server["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 8
+    if engine != "llamacpp":
+        assert server["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 8
     assert all(port.startswith("127.0.0.1:") for each in tree["services"].values() for port in each["ports"])
     named = {volume.split(":")[0] for each in tree["services"].values() for volume in each["volumes"]}
     assert {name for name in named if not name.startswith((".", "$"))} == set(tree["volumes"])
-    assert ("VLLM_API_KEY" in server.get("environment", {})) == (engine == "vllm") != bool(server.get("secrets"))
+    assert set(server.get("environment", {})) == {KEYS[engine]} if engine in KEYS else bool(server["secrets"])
+    used = {each["source"] for service in tree["services"].values() for each in service.get("secrets", [])}
+    assert used == set(tree.get("secrets", {})) and bool(used) == (engine != "vllm")
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**tree, "services": {"server": {**server, "volume": []}}}, COMPOSE)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_container_runs_the_command_and_what_compose_mounts_is_written(engine, tmp_path):
     plan = planned(engine)
     names = write_deployment(plan, 8123, tmp_path / "out")
     text = (tmp_path / "out" / "Dockerfile").read_text()
     lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
     instructions = dict(line.split(" ", 1) for line in lines)
-    assert list(instructions) == ["ARG", "FROM", "ENV", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"]
+    names_of_gpu_engines = ["ARG", "FROM", "ENV", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"]
+    assert list(instructions) == [name for name in names_of_gpu_engines if name != "ENV" or engine != "llamacpp"]
     key_file = "/run/secrets/sglang.yaml" if engine == "sglang" else ""
-    expected = engine_command(plan, Place("/model", "0.0.0.0", 8123, key_file=key_file))
+    model_path = "/model/model.gguf" if engine == "llamacpp" else "/model"
+    place = Place(model_path, "0.0.0.0", 8123, key_file=key_file, program="/app/llama-server")
+    expected = deployed_command(plan, place)
     assert json.loads(instructions["ENTRYPOINT"]) + json.loads(instructions["CMD"]) == expected
     check = json.loads(instructions["HEALTHCHECK"].split(" CMD ")[1])
-    compile(check[2], "health", "exec")
-    assert f"ENGINE_IMAGE={'vllm/vllm-openai:v0.33.0' if engine == 'vllm' else 'lmsysorg/sglang:v0.5.23'}" in text
+    if engine == "llamacpp":
+        assert check[0] == "curl" and check[-1] == "http://127.0.0.1:8123/health"
+    else:
+        compile(check[2], "health", "exec")
+    assert f"ENGINE_IMAGE={IMAGES[engine]}" in text
     services = compose(plan, 8123)["services"]
     mounted = [volume.split(":")[0] for each in services.values() for volume in each["volumes"] if volume[0] == "."]
     assert mounted and all((tmp_path / "out" / path).exists() for path in mounted)
@@ -149,35 +175,44 @@ def test_the_container_runs_the_command_and_what_compose_mounts_is_written(engin
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: apt-get install prometheus)")
-def test_prometheus_accepts_its_configuration(tmp_path):
-    path = tmp_path / "prometheus.yml"
-    path.write_text(deployment_files(planned("vllm"), 8123)["prometheus.yml"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_prometheus_accepts_its_configuration(engine, tmp_path):
+    path, text = tmp_path / "prometheus.yml", deployment_files(planned(engine), 8123)["prometheus.yml"]
+    (tmp_path / "key").write_text("k")
+    services = compose(planned(engine), 8123)["services"]
+    targets = [each["target"] for each in services["prometheus"].get("secrets", [])]
+    assert ("/run/secrets/key" in text) == (targets == ["/run/secrets/key"]) == (engine == "llamacpp")
+    path.write_text(text.replace("/run/secrets/key", str(tmp_path / "key")))
     subprocess.run(["promtool", "check", "config", "--lint=none", str(path)], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize(("engine", "hardware"), [("vllm", "8xH200"), ("sglang", "8xH200"), ("vllm", "2x8xH100")])
+@pytest.mark.parametrize(
+    ("engine", "hardware"), [("vllm", "8xH200"), ("sglang", "8xH200"), ("vllm", "2x8xH100"), ("llamacpp", "none")]
+)
 def test_the_script_runs_the_planned_command_and_says_what_is_not_set(engine, hardware, tmp_path):
     plan = planned(engine, hardware)
     write_deployment(plan, 8123, tmp_path / "out")
     script = tmp_path / "out" / "launch.sh"
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
-    (tmp_path / engine).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
-    (tmp_path / engine).chmod(0o755)
-    given = {"MODEL_DIR": "/a b", "VLLM_API_KEY": "k", "KEY_FILE": "/k.yaml", "NODE_RANK": "1", "MASTER_ADDRESS": "n0"}
+    program, model = ("llama-server", "MODEL_FILE") if engine == "llamacpp" else (engine, "MODEL_DIR")
+    (tmp_path / program).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
+    (tmp_path / program).chmod(0o755)
+    key = KEYS.get(engine, "KEY_FILE")
+    given = {model: "/a b", key: "/k.yaml", "NODE_RANK": "1", "MASTER_ADDRESS": "n0"}
     path = {"PATH": f"{tmp_path}:{os.defpath}"}
     done = subprocess.run([script], env={**given, **path}, capture_output=True, text=True, check=True)
     key_file = "/k.yaml" if engine == "sglang" else ""
     place = Place("/a b", "127.0.0.1", 8123, key_file=key_file, rank="1", master="n0", is_worker=plan.num_nodes > 1)
-    assert [engine, *done.stdout.splitlines()[1:]] == engine_command(plan, place)
+    assert [program, *done.stdout.splitlines()[1:]] == deployed_command(plan, place)
     needed = re.findall(r"\$\{(\w+):\?", script.read_text())
-    assert "MODEL_DIR" in needed and ("VLLM_API_KEY" if engine == "vllm" else "KEY_FILE") in needed
+    assert {model, key} <= set(needed) <= set(given)
     for name in needed:
         without = {key: value for key, value in given.items() if key != name}
         refused = subprocess.run([script], env={**without, **path}, capture_output=True, text=True, check=False)
         assert refused.returncode and name in refused.stderr and not refused.stdout
 
 
-def test_several_nodes_have_no_container_of_one_machine_and_llamacpp_none(tmp_path):
+def test_several_nodes_have_no_container_of_one_machine(tmp_path):
     assert set(deployment_files(planned("vllm", "2x8xH100"), 8000)) == {"launch.sh", "kubernetes.yaml"}
     with pytest.raises(ValueError, match="needs a port that clients can know"):
         write_deployment(planned("vllm"), 0, tmp_path / "out")
