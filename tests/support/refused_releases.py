@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from typing import Any
 from unittest.mock import patch
 
 import yaml
+from safetensors.torch import load_file, save_file
 
 from infra.code_digest import ROOT
 from infra.home import Home
@@ -36,18 +38,23 @@ from infra.storage.store import Store
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation
 from tasks.evaluation.comparisons import ANSWERED_KINDS, FIGURES, figure_changes
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
+from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint as answering_step
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
-from tasks.evaluation.items import CHOICE, Item, suite_digest, write_items
+from tasks.evaluation.items import ARITHMETIC, CHOICE, Item, suite_digest, write_items
 from tasks.prepared_data import PreparedData
 from tasks.release import check_parity as parity
 from tasks.release import convert_to_gguf as conversion
+from tasks.release import evaluate_quantized as measurement
+from tasks.release import quantize_checkpoint as quantization
 from tasks.release.check_parity import ParityReport
 from tasks.release.convert_to_gguf import GgufFiles
 from tasks.release.evaluate_gguf import GgufEvaluation
+from tasks.release.evaluate_quantized import QuantizedEvaluation
+from tasks.release.quantize_checkpoint import QuantizedCheckpoint
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tests.evaluation.benchmarks.planned_suites import right_answers, write_planned
 from tests.evaluation.benchmarks.toy_suite import NEEDLE, toy_suite
-from tests.support.evaluation_fakes import RECIPE, checkpoint, commit
+from tests.support.evaluation_fakes import EVALUATION_RESOURCES, RECIPE, checkpoint, commit, evaluation_suite
 from tests.support.gate_items import BALANCED, GATE, answers_of, document, items_of, mixed
 from tests.support.pipeline import environment
 from tests.support.report_fakes import metrics_of_phase, rollouts_of_phase
@@ -69,6 +76,9 @@ class Case:
     """How the refusal's sentence begins."""
     experts: tuple[ExpertUse, ...] = BALANCED
     quantization_loss: float = 0.0
+    """Planned bits per byte that the GGUF file loses; nan: it is not finite."""
+    doubled_scales: bool = False
+    """Whether the release has a checkpoint in FORMAT, in which every scale of one expert is twice what it was."""
     found_needles: float = 0.9
     """Share of the suite's items that are answered rightly."""
     served_answers: float | None = None
@@ -95,6 +105,12 @@ def one_document_not_finite() -> list[Item]:
     return [replace(items[0], log_probability=float("nan")), *items[1:]]
 
 
+def one_answer_not_finite() -> list[Item]:
+    items = same()()
+    number = next(number for number, item in enumerate(items) if item.kind == ARITHMETIC)
+    return [*items[:number], replace(items[number], log_probability=float("nan")), *items[number + 1 :]]
+
+
 def no_question() -> list[Item]:
     """As good as the champion's, without the figure of multiple choice."""
     return [item for item in same()() if item.kind != CHOICE]
@@ -108,9 +124,14 @@ CASES = {
     "pass@1 too low": Case(same(answers=answers_of(0.2)), "pass_at_1 0.2000, at least 0.25"),
     "choice too low": Case(same(choice=0.2), "choice_accuracy 0.2000, at least 0.25"),
     "everything refused": Case(same(answered=0.0), "harmless_answered_share 0.0000, at least 0.25"),
+    "nothing refused": Case(same(refused=0.0), "harmful_refused_share 0.0000, at least 0.25"),
+    "no request": Case(
+        same(refused=None), "harmful_refused_share is nan, at least 0.25 needed: the suite holds no request"
+    ),
     "collapsed": Case(same(answers=[["7"] * 10] * 40), "distinct_answer_share 0.0250, at least 0.5"),
     "a missing figure": Case(no_question, "choice_accuracy is nan, at least 0.25 needed: the suite holds no question"),
     "not finite": Case(one_document_not_finite, "bits_per_byte is nan"),
+    "an answer not finite": Case(one_answer_not_finite, "items_not_finite 1, at most 0"),
     "uneven experts": Case(same(), "expert_load 1.9800, at most 1.5", experts=LAME),
     "varying experts": Case(same(), "expert_cv 0.2311, at most 0.2", experts=LOADED),
     "bits per byte below the champion's": Case(
@@ -127,6 +148,10 @@ CASES = {
         same(answers=[*answers_of(0.6)[:24], *answers_of(0.5)[24:]]), "pass_at_1 differs from the champion's by -0.3400"
     ),
     "choice below the champion's": Case(same(choice=0.5), "choice_accuracy differs from the champion's by -0.5000"),
+    "safe answers below the champion's": Case(
+        same(refused=0.5, answered=0.5), "safe_answer_share differs from the champion's by -0.5000"
+    ),
+    "tasks below the champion's": Case(same(solved=0.5), "agentic_success differs from the champion's by -0.5000"),
     "below the anchor": Case(
         same(documents=mixed(code=(20, 1.08), web=(40, 1.08))), "bits_per_byte differs from the anchor's by +0.1600"
     ),
@@ -137,7 +162,14 @@ CASES = {
     "a benchmark below the champion's": Case(
         same(), "accuracy of benchmark needle differs from the champion's by -0.4000", found_needles=0.5
     ),
+    "a benchmark too low": Case(same(), "accuracy of benchmark needle 0.2000, at least 0.3", found_needles=0.2),
     "quantization": Case(same(), "bits per byte that Q8_0 loses against F32 0.5000", quantization_loss=0.5),
+    "quantization to no number": Case(
+        same(), "bits per byte that Q8_0 loses against F32 is nan", quantization_loss=float("nan")
+    ),
+    "a broken quantization": Case(
+        same(), "bits per byte that FP8_DYNAMIC loses against the checkpoint ", doubled_scales=True
+    ),
     "contamination": Case(
         same(), "share of an evaluation source that training data quotes 0.0500, at most 0.01", contaminated_items=3
     ),
@@ -186,9 +218,11 @@ ANSWERS = {"refused by a person": "refuse", "nobody answers": None, "approved by
 
 AGAIN = {"champion again": "second", "rolled back": WINNER, "approved again": "asked"} | dict.fromkeys(ANSWERS, "asked")
 """Runs of candidates that other runs are named after."""
-FEW = [*PROMOTED, "bits per byte too high", "a benchmark below the champion's", "quantization", "contamination"]
-FEW += ["champion again", "refused by a person"]
+FEW = [*PROMOTED, "bits per byte too high", "a benchmark below the champion's", "quantization"]
+FEW += ["a broken quantization", "contamination", "champion again", "refused by a person"]
 """A run for each way of being promoted or refused, in the order of ALL."""
+QUANTIZED = ["champion again"]
+"""Runs whose release has a sound checkpoint in FORMAT."""
 ALL = [*PROMOTED, *CASES, *LAST_WORK, "champion again", *OVERTAKEN, "rolled back", *ANSWERS, "approved again"]
 """Every run in its order."""
 
@@ -234,7 +268,8 @@ def evaluate_gguf(*, gguf, checkpoint, suite, evaluation, recipe, resources, out
     served = (
         own if share is None else [each for each in items_of(answers=answers_of(share)) if each.kind in ANSWERED_KINDS]
     )
-    bits: dict[str, float | None] = {"F32": 1.0, "Q8_0": 1.0 + case.quantization_loss}
+    lossy = None if math.isnan(case.quantization_loss) else 1.0 + case.quantization_loss
+    bits: dict[str, float | None] = {"F32": 1.0, "Q8_0": lossy}
     return GgufEvaluation(
         checkpoint_digest=checkpoint.digest,
         bits_per_byte=bits,
@@ -255,8 +290,29 @@ def check_parity(*, checkpoint, output: Output, **given: Any) -> ParityReport:
     return ParityReport(accepted=True, num_prompts=4, engines={}, refusals=())
 
 
+@step(content=("hf/*",))
+def quantize_checkpoint(*, checkpoint, output: Output, **given: Any) -> QuantizedCheckpoint:
+    """The real checkpoint; of a candidate that is to be broken one expert's numbers are written as twice as large."""
+    made = quantization.quantize_checkpoint(checkpoint=checkpoint, output=output, **given)
+    if case_of(checkpoint).doubled_scales:
+        path = output.path("hf/model.safetensors")
+        tensors = load_file(path)
+        scales = [name for name in tensors if ".mlp.experts.0." in name and name.endswith("_scale")]
+        assert scales, "no expert is quantized"
+        save_file(tensors | {name: 2 * tensors[name] for name in scales}, path, metadata={"format": "pt"})
+    return made
+
+
+@step(content=("quantized_scores.json", "items.parquet"))
+def evaluate_quantized(*, checkpoint, evaluation, output: Output, **given: Any) -> QuantizedEvaluation:
+    """The real measurement; compared with what the weights answer, as the candidate's answers are planned."""
+    answers = WEIGHTS["answers of trained"]
+    return measurement.evaluate_quantized(checkpoint=checkpoint, evaluation=answers, output=output, **given)
+
+
 WEIGHTS: dict[str, Artifact[Any]] = {}
-"""Toy models by name, set when the runs begin."""
+"""Toy models by name, and the evaluation of one, set when the runs begin."""
+FORMAT = "FP8_DYNAMIC"
 
 
 def record_of(number: int) -> TrainedCheckpoint:
@@ -340,6 +396,8 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
     flows.assess_checkpoint.evaluate_checkpoint = evaluate_checkpoint
     flows.assess_suite.evaluate_suite = evaluate_suite
     flows.quantize_model.convert_to_gguf = convert_to_gguf
+    flows.quantize_model.quantize_checkpoint = quantize_checkpoint
+    flows.quantize_model.evaluate_quantized = evaluate_quantized
     flows.release_model.evaluate_gguf = evaluate_gguf
     flows.release_model.check_parity = check_parity
     flows.train_phases.train_phase = Step(train_phase, ("hf/*",), ("*.jsonl",), (), (), ())
@@ -360,6 +418,7 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
             changed = patch.object(flows.full_pipeline, name, side_effect=OSError("no room"))
         if name in OVERTAKEN:
             changed = overtaking(registry, store, name, digests[WINNER])
+        quantizes(scale, [FORMAT] if ORDER[number].doubled_scales or name in QUANTIZED else [])
         if AGAIN.get(name) == "asked":
             asks_for_approval(scale, timeout_seconds=2 if name == "nobody answers" else 60)
         if ANSWERS.get(name) is not None:
@@ -386,6 +445,12 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
 def give_prepared(prepared: PreparedData, *given: Any) -> PreparedData:
     """Data whose preparation is not judged here."""
     return prepared
+
+
+def quantizes(scale: Path, formats: list[str]) -> None:
+    tree = yaml.safe_load(scale.read_text())
+    tree["release"]["recipe"]["quantized_formats"] = formats
+    scale.write_text(yaml.safe_dump(tree))
 
 
 def asks_for_approval(scale: Path, timeout_seconds: int) -> None:
@@ -484,5 +549,7 @@ def main() -> None:
         set_environment(home, servers.prefect, servers.mlflow)
         store, scale = open_store(None, home), home.root / "refused.yaml"
         WEIGHTS.update({name: checkpoint(store, name) for name in ("trained", "random")})
+        asked = {"suite": evaluation_suite(store), "recipe": RECIPE, "resources": EVALUATION_RESOURCES}
+        WEIGHTS["answers of trained"] = commit(store, answering_step, checkpoint=WEIGHTS["trained"], **asked)
         write_scale(scale)
         Path(sys.argv[2]).write_text(json.dumps(run_candidates(home, store, scale, sys.argv[3:])))
