@@ -15,6 +15,7 @@ from tasks.data.sources.list_sources import SourceListing
 from tasks.evaluation.benchmarks.decide_suite import anchored_figure, decide_suite
 from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation, evaluate_suite
 from tasks.evaluation.benchmarks.run_suite import read_listed_items
+from tasks.evaluation.comparisons import ServedFigures
 from tasks.evaluation.decide_gate import Anchors, GateDecision
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
@@ -52,7 +53,9 @@ def suite_figures(scale: Scale) -> tuple[str, ...]:
     return () if suite is None else tuple(map(anchored_figure, suite.bounds))
 
 
-def judge_suite(run: Run, checkpoint: Artifact[TrainedCheckpoint], rivals: Rivals) -> JudgedSuite | None:
+def judge_suite(
+    run: Run, checkpoint: Artifact[TrainedCheckpoint], rivals: Rivals, served: ServedFigures
+) -> JudgedSuite | None:
     """Bounds on every benchmark, and the paired comparisons with champion and anchors; None where the scale has no
     suite. The reigning champion's own decision is that by which it was promoted."""
     wanted = run.scale.evaluation.suite
@@ -80,6 +83,7 @@ def judge_suite(run: Run, checkpoint: Artifact[TrainedCheckpoint], rivals: Rival
         champion_evaluation=theirs,
         anchors=Anchors(anchors),
         recipe=SuiteGateRecipe(bounds=wanted.bounds),
+        served=served,
     )
     return JudgedSuite(evaluation, decision)
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from infra.step import Record, digest_of
 from tasks.evaluation.bounds import Bound, Outcome
-from tasks.evaluation.intervals import MIN_ITEMS, NORMAL_QUANTILE, Interval, paired_share_interval, ratio_interval
+from tasks.evaluation.intervals import MIN_ITEMS, Interval, paired_share_interval, ratio_interval, seeds_noise_floor
 from tasks.evaluation.items import (
     ARITHMETIC,
     CHAT_PROBLEM,
@@ -191,7 +191,7 @@ def _share_difference(ours: Sequence[Item], theirs: Sequence[Item], noise_floor:
     units = _paired(ours, theirs)
     differences = [sum(our.score - other.score for our, other in unit) for unit in units]
     interval = paired_share_interval(differences, [len(unit) for unit in units])
-    by_seeds = NORMAL_QUANTILE * math.hypot(seed_noise_of(ours), seed_noise_of(theirs))
+    by_seeds = seeds_noise_floor(seed_noise_of(ours), seed_noise_of(theirs))
     return Difference(sum(differences) / len(ours), interval, len(units), 1, max(by_seeds, noise_floor))
 
 

@@ -146,6 +146,11 @@ def seed_noise(num_right: Sequence[int], num_sampled: Sequence[int]) -> float:
     return math.sqrt(sum(variances)) / len(num_right)
 
 
+def seeds_noise_floor(*deviations: float) -> float:
+    """What the difference of shares with these `seed_noise`s exceeds one time in twenty where only the seeds differ."""
+    return NORMAL_QUANTILE * math.hypot(*deviations)
+
+
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
     """Chance that k of the samples, drawn without replacement, hold a right one (Chen et al. 2021, arXiv 2107.03374,
     section 2.1)."""

@@ -1,8 +1,13 @@
 """Step: accepts or refuses a release by its figures on a suite: a bound on each, then the paired comparison with the
 champion and with the anchor of each benchmark on the same items.
 
-In: suite.json with its items of the candidate and, where there are any, of the champion and of the anchors. Out:
-decision.json. A refusal is a result with reasons; a figure that is missing, and results of other items, raise.
+In: suite.json with its items of the candidate and, where there are any, of the champion and of the anchors; figures of
+the file that is served. Out: decision.json. A refusal is a result with reasons; a figure that is missing, and results
+of other items, raise.
+
+A difference counts only beyond interval and noise floor (comparisons.Difference): of sampled answers that of the seeds;
+of others what the served file's engine decides otherwise than ours in the evaluation's own questions by likelihood, or
+in its greedy answers.
 """
 
 from __future__ import annotations
@@ -13,13 +18,17 @@ from typing import TYPE_CHECKING
 from infra.step import Artifact, Output, step
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation
 from tasks.evaluation.bounds import Verdict
-from tasks.evaluation.comparisons import ACCURACY, BENCHMARK, BITS_PER_BYTE, Compared, Difference, judge
+from tasks.evaluation.comparisons import ACCURACY, BENCHMARK, BITS_PER_BYTE, Compared, Difference, ServedFigures, judge
 from tasks.evaluation.decide_gate import ANCHOR, CHAMPION, Anchors, GateDecision
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from configs.schema import SuiteGateRecipe
+    from tasks.evaluation.benchmarks.suite_results import ItemPair
+
+BY_LIKELIHOOD, GREEDY = "choice_accuracy", "arithmetic_accuracy"
+"""Figures of the evaluation whose items are answered as those of a benchmark are."""
 
 
 def anchored_figure(benchmark: str) -> str:
@@ -35,8 +44,10 @@ def decide_suite(
     anchors: Anchors[SuiteEvaluation],
     recipe: SuiteGateRecipe,
     output: Output,
+    served: ServedFigures | None = None,
 ) -> GateDecision:
-    """Raises ValueError where a benchmark with a bound was not asked of one of them, or has no figure to bound."""
+    """`served` is None where no file is served. Raises ValueError where a benchmark with a bound was not asked of one
+    of them, or has no figure to bound."""
     verdict = Verdict()
     for name, bound in recipe.bounds.items():
         figure, value = _judged_figure(evaluation.record, name)
@@ -45,12 +56,12 @@ def decide_suite(
         else:
             verdict.floor(f"{figure} of benchmark {name}", value, bound.worst)
     if champion_evaluation is not None:
-        for name, compared in _compare(evaluation, champion_evaluation, recipe.bounds).items():
+        for name, compared in _compare(evaluation, champion_evaluation, recipe.bounds, served).items():
             verdict.bounds.append(judge(compared, CHAMPION, recipe.bounds[name].margin))
     anchored = tuple(
         anchored_figure(name)
         for name in recipe.bounds
-        if _takes_over(name, evaluation, champion_evaluation, anchors, recipe, verdict)
+        if _takes_over(name, evaluation, champion_evaluation, anchors, recipe, verdict, served)
     )
     decision = GateDecision(
         accepted=verdict.is_held,
@@ -90,21 +101,25 @@ def _takes_over(
     anchors: Anchors[SuiteEvaluation],
     recipe: SuiteGateRecipe,
     verdict: Verdict,
+    served: ServedFigures | None,
 ) -> bool:
-    """Whether the candidate becomes the benchmark's anchor: there is none, or it is better beyond the interval. An
-    anchor that is the champion, or the candidate itself, is not judged a second time."""
+    """Whether the candidate becomes the benchmark's anchor: there is none, or it is better beyond interval and noise.
+    An anchor that is the champion, or the candidate itself, is not judged a second time."""
     anchor = anchors.evaluations.get(anchored_figure(benchmark))
     if anchor is None or anchor.digest == evaluation.digest:
         return anchor is None
     bound = recipe.bounds[benchmark]
-    compared = _compare(evaluation, anchor, {benchmark: bound})[benchmark]
+    compared = _compare(evaluation, anchor, {benchmark: bound}, served)[benchmark]
     if champion_evaluation is None or champion_evaluation.digest != anchor.digest:
         verdict.bounds.append(judge(compared, ANCHOR, bound.margin))
     return compared.difference.is_better
 
 
 def _compare(
-    evaluation: Artifact[SuiteEvaluation], other: Artifact[SuiteEvaluation], benchmarks: Iterable[str]
+    evaluation: Artifact[SuiteEvaluation],
+    other: Artifact[SuiteEvaluation],
+    benchmarks: Iterable[str],
+    served: ServedFigures | None,
 ) -> dict[str, Compared]:
     """The candidate minus another on the same items, by benchmark."""
     from tasks.evaluation.benchmarks.suite_results import paired_difference, paired_items
@@ -114,6 +129,21 @@ def _compare(
     for name in benchmarks:
         figure, _ = _judged_figure(other.record, name)
         value, interval = paired_difference(figure, pairs[name])
-        difference = Difference(value, interval, len(pairs[name]), -1 if figure == BITS_PER_BYTE else 1)
+        sign, floor = (-1, 0.0) if figure == BITS_PER_BYTE else (1, _noise_floor(figure, pairs[name], served))
+        difference = Difference(value, interval, len(pairs[name]), sign, floor)
         compared[name] = Compared(f"{figure} of benchmark {name}", BENCHMARK, difference, True)
     return compared
+
+
+def _noise_floor(figure: str, pairs: list[ItemPair], served: ServedFigures | None) -> float:
+    from tasks.evaluation.intervals import seed_noise, seeds_noise_floor
+
+    sides = [[(each.scores[figure], each.num_samples) for each in side] for side in zip(*pairs, strict=True)]
+    if any(tried > 1 for side in sides for _, tried in side):
+        noises = (
+            seed_noise([round(score * tried) for score, tried in side], [tried for _, tried in side]) for side in sides
+        )
+        return seeds_noise_floor(*noises)
+    measured = BY_LIKELIHOOD if pairs[0][0].output is None else GREEDY
+    change = None if served is None else served.figures.get(measured)
+    return 0.0 if change is None else change.disagreement

@@ -26,10 +26,17 @@ def right_answers(share: float, num_items: int = NUM_ITEMS) -> list[float]:
     return [float(number < round(share * num_items)) for number in range(num_items)]
 
 
-def write_planned(path: Path, planned: Mapping[str, Sequence[float]], figure: str = "accuracy") -> SuiteEvaluation:
-    """Write suite.json and its items: by benchmark the score of every item."""
+def write_planned(
+    path: Path,
+    planned: Mapping[str, Sequence[float]],
+    figure: str = "accuracy",
+    num_samples: int = 1,
+    output: str | None = "a",
+) -> SuiteEvaluation:
+    """Write suite.json and its items: by benchmark the score of every item, of so many samples; without `output` as
+    judged by likelihood."""
     outcomes = {
-        name: [_outcome(name, number, figure, score) for number, score in enumerate(scores)]
+        name: [_outcome(name, number, figure, score, num_samples, output) for number, score in enumerate(scores)]
         for name, scores in planned.items()
     }
     items = encode_items([each for answered in outcomes.values() for each in answered])
@@ -65,7 +72,9 @@ def write_planned(path: Path, planned: Mapping[str, Sequence[float]], figure: st
     )
 
 
-def _outcome(benchmark: str, number: int, figure: str, score: float) -> ItemOutcome:
+def _outcome(
+    benchmark: str, number: int, figure: str, score: float, num_samples: int, output: str | None
+) -> ItemOutcome:
     return ItemOutcome(
         benchmark=benchmark,
         item_id=f"{number:016x}",
@@ -73,7 +82,8 @@ def _outcome(benchmark: str, number: int, figure: str, score: float) -> ItemOutc
         prompt=f"question {number}",
         choices=(),
         expected="a",
-        output="a",
+        output=output,
+        num_samples=num_samples,
         log_probabilities=(),
         scores={figure: score},
         num_bytes=1,

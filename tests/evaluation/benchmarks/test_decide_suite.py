@@ -4,6 +4,7 @@ compared."""
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -22,6 +23,7 @@ from infra.storage.open_store import open_store
 from tasks.data.sources.list_sources import SourceListing, list_named
 from tasks.evaluation.benchmarks.decide_suite import decide_suite
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation, evaluate_suite
+from tasks.evaluation.comparisons import FigureChange, ServedFigures
 from tasks.evaluation.decide_gate import Anchors
 from tasks.report.report_suite import suite_table
 from tests.evaluation.benchmarks.planned_suites import right_answers, write_planned
@@ -40,21 +42,22 @@ def store(tmp_path):
 
 @pytest.fixture
 def decide(store):
-    def planned(scores, figure):
+    def planned(scores, figure, answered):
         @step(content=(SUITE_FILE, "suite.items.jsonl"))
         def evaluate_suite(*, output: Output) -> SuiteEvaluation:
-            return write_planned(output.path(SUITE_FILE), scores, figure)
+            return write_planned(output.path(SUITE_FILE), scores, figure, **answered)
 
-        return commit(store, evaluate_suite, repr((scores, figure)))
+        return commit(store, evaluate_suite, repr((scores, figure, answered)))
 
-    def run(scores, champion=None, bounds=BOUNDS, figure="accuracy", anchors=None):
+    def run(scores, champion=None, bounds=BOUNDS, figure="accuracy", anchors=None, served=None, **answered):
         decision = commit(
             store,
             decide_suite,
-            evaluation=planned(scores, figure),
-            champion_evaluation=None if champion is None else planned(champion, figure),
-            anchors=Anchors({name: planned(each, figure) for name, each in (anchors or {}).items()}),
+            evaluation=planned(scores, figure, answered),
+            champion_evaluation=None if champion is None else planned(champion, figure, answered),
+            anchors=Anchors({name: planned(each, figure, answered) for name, each in (anchors or {}).items()}),
             recipe=SuiteGateRecipe(bounds=bounds),
+            served=served,
         )
         assert json.loads(decision.path("decision.json").read_text()) == decision.record.model_dump(mode="json")
         return decision.record
@@ -107,6 +110,41 @@ def test_an_anchor_moves_only_to_a_candidate_that_is_better_beyond_the_interval(
         decide(GOOD, anchors={"benchmark_gsm8k": {**GOOD, "gsm8k": right_answers(0.8, 20)}})
     with pytest.raises(ValueError, match="hold different benchmarks: evaluate both with the same --suite"):
         decide(GOOD, anchors={"benchmark_bfcl": {"gsm8k": GOOD["gsm8k"]}})
+
+
+ONE = {"gsm8k": BenchmarkBound(worst=0.0, margin=0.2)}
+
+
+@pytest.mark.parametrize(("num_moved", "is_better"), [(20, False), (40, True)])
+def test_a_sampled_benchmark_counts_only_beyond_what_other_seeds_do(decide, num_moved, is_better):
+    """Eight answers to each of 40 items. One more right answer to 20 of them is beyond the interval, and less than two
+    runs with other seeds differ by, about 0.08."""
+    before = {"gsm8k": [0.5] * 40}
+    after = {"gsm8k": [0.625 if number < num_moved else 0.5 for number in range(40)]}
+    decision = decide(after, before, ONE, anchors={"benchmark_gsm8k": before}, num_samples=8)
+    bound = decision.bounds[-1]
+    assert bound.interval is not None and bound.interval[0] > 0 and bound.value == num_moved / 320
+    variances = [share * (1 - share) / 7 for side in (before, after) for share in side["gsm8k"]]
+    assert bound.noise_floor == pytest.approx(1.96 * math.sqrt(sum(variances)) / 40, abs=1e-5)
+    assert ", noise floor 0.08" in bound.sentence
+    assert decision.anchored == (("benchmark_gsm8k",) if is_better else ())
+
+
+@pytest.mark.parametrize(("output", "figure"), [("a", "arithmetic_accuracy"), (None, "choice_accuracy")])
+def test_a_greedy_benchmark_counts_only_beyond_what_the_other_engine_decides_otherwise(decide, output, figure):
+    before, after = {"gsm8k": right_answers(0.5)}, {"gsm8k": right_answers(0.75)}
+    other = {"arithmetic_accuracy": "choice_accuracy", "choice_accuracy": "arithmetic_accuracy"}[figure]
+    for disagreement, anchored in (({}, True), ({figure: 0.2, other: 0.3}, True), ({figure: 0.3, other: 0.2}, False)):
+        served = ServedFigures(figures={name: change(share) for name, share in disagreement.items()})
+        decision = decide(after, before, ONE, anchors={"benchmark_gsm8k": before}, served=served, output=output)
+        assert decision.bounds[-1].noise_floor == disagreement.get(figure, 0.0)
+        assert bool(decision.anchored) is anchored and decision.accepted
+
+
+def change(disagreement):
+    """A greedy figure that is the same on both sides but for these shares."""
+    values = {"value": 0.5, "interval": None, "before": 0.5, "change": 0.0, "change_interval": None, "noise_floor": 0.0}
+    return FigureChange(disagreement=disagreement, num_items=40, num_answers=40, is_worse=False, **values)
 
 
 def test_too_few_items_decide_nothing_and_refuse(decide):
@@ -225,7 +263,7 @@ def judge(store, monkeypatch):
         stages.clear()
         reigning = None if champion is None else version(champion, tags or {})
         anchors = {} if anchor is None else {"benchmark_needle": version(anchor, {}), "pass_at_1": version(0.1, {})}
-        suite = assess_suite.judge_suite(run, weights(share), Rivals(reigning, anchors))
+        suite = assess_suite.judge_suite(run, weights(share), Rivals(reigning, anchors), ServedFigures(figures={}))
         assert suite is not None
         return suite.decision, list(stages)
 
