@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,9 @@ from infra.step import Artifact
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
+from tasks.release.decide_quantization import Calibrations
 from tasks.release.evaluate_quantized import evaluate_quantized
-from tasks.release.measure_importance import measure_importance
+from tasks.release.measure_importance import ImportanceMatrix, measure_importance
 from tasks.release.quantize_checkpoint import quantize_checkpoint
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
@@ -71,8 +73,11 @@ def _quantize(
     return QuantizedModel(quantized, evaluation)
 
 
-def write_gguf_files(run: Run, checkpoint: Artifact[TrainedCheckpoint], texts: dict[str, Any]) -> Artifact[GgufFiles]:
-    """Every type of `release.recipe.gguf_types`, weighed by the importance matrix where one of them is calibrated."""
+def write_gguf_files(
+    run: Run, checkpoint: Artifact[TrainedCheckpoint], texts: dict[str, Any]
+) -> tuple[Artifact[GgufFiles], Artifact[ImportanceMatrix] | None]:
+    """Every type of `release.recipe.gguf_types`, and the importance matrix that weighs them where one of them is
+    calibrated."""
     recipe, job = run.scale.release.recipe, run.scale.release.resources
     importance = None
     if any(name in CALIBRATED_GGUF_TYPES for name in recipe.gguf_types):
@@ -85,7 +90,16 @@ def write_gguf_files(run: Run, checkpoint: Artifact[TrainedCheckpoint], texts: d
             job=job,
             **texts,
         )
-    return run_step(run, convert_to_gguf, checkpoint=checkpoint, importance=importance, recipe=recipe, job=job)
+    files = run_step(run, convert_to_gguf, checkpoint=checkpoint, importance=importance, recipe=recipe, job=job)
+    return files, importance
+
+
+def calibrations_of(
+    models: Mapping[str, QuantizedModel], importance: Artifact[ImportanceMatrix] | None
+) -> Calibrations:
+    """What looked at text."""
+    made = {name: model.checkpoint for name, model in models.items() if name in CALIBRATED_FORMATS}
+    return Calibrations({**made, **({} if importance is None else {"the importance matrix": importance})})
 
 
 NO_TEXTS: dict[str, Any] = {"packed": None, "shards": None, "chats": None}

@@ -11,7 +11,7 @@ from prefect import flow
 from flows.ask_approval import find_approval
 from flows.assess_checkpoint import evaluate
 from flows.assess_suite import judge_suite, suite_figures
-from flows.quantize_model import calibration_texts, quantize_model, releases_on_nodes, write_gguf_files
+from flows.quantize_model import calibration_texts, calibrations_of, quantize_model, releases_on_nodes, write_gguf_files
 from flows.running.branches import Branches
 from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
@@ -46,6 +46,7 @@ from tasks.release.decide_promotion import Withdrawal, decide_promotion, refusal
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import GgufEvaluation, evaluate_gguf
 from tasks.release.generate_reference import Reference, generate_reference
+from tasks.release.measure_importance import ImportanceMatrix
 from tasks.release.smoke_test import SMOKE_SLOTS, SmokeReport, smoke_test
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
@@ -71,8 +72,9 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     )
     if not rivals.is_champion(checkpoint):
         run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
-    decision = judge_against_rivals(run, prepared, assessed, rivals, formats.gguf_evaluation.record.served)
-    suite = judge_suite(run, checkpoint, rivals)
+    served = formats.gguf_evaluation.record.served
+    decision = judge_against_rivals(run, prepared, assessed, rivals, served)
+    suite = judge_suite(run, checkpoint, rivals, served)
     contamination = _judge_contamination(run, prepared)
     parity = run_step(
         run,
@@ -154,8 +156,8 @@ def convert_and_quantize(run: Run, prepared: PreparedData, assessed: AssessedMod
     recipe, job = run.scale.release.recipe, run.scale.release.resources
     checkpoint, texts = assessed.checkpoint, calibration_texts(run, prepared)
 
-    def convert() -> tuple[Artifact[GgufFiles], Artifact[GgufEvaluation]]:
-        gguf = write_gguf_files(run, checkpoint, texts)
+    def convert() -> tuple[Artifact[GgufFiles], Artifact[ImportanceMatrix] | None, Artifact[GgufEvaluation]]:
+        gguf, importance = write_gguf_files(run, checkpoint, texts)
         evaluation = run_step(
             run,
             evaluate_gguf,
@@ -167,7 +169,7 @@ def convert_and_quantize(run: Run, prepared: PreparedData, assessed: AssessedMod
             resources=run.scale.serving.resources,
             job=job,
         )
-        return gguf, evaluation
+        return gguf, importance, evaluation
 
     def answer() -> Artifact[Reference]:
         return run_step(
@@ -178,13 +180,14 @@ def convert_and_quantize(run: Run, prepared: PreparedData, assessed: AssessedMod
         converting = branches.begin("GGUF", convert)
         answering = branches.begin("reference", answer)
         quantized = quantize_model(run, prepared, assessed, texts)
-    gguf, evaluation = converting.result()
+    gguf, importance, evaluation = converting.result()
     decision = run_step(
         run,
         decide_quantization,
         stage="gate quantization",
         gguf_evaluation=evaluation,
         quantized=QuantizedEvaluations({name: model.evaluation for name, model in quantized.items()}),
+        calibrations=calibrations_of(quantized, importance),
         recipe=recipe,
     )
     return ReleasedFormats(answering.result(), gguf, evaluation, quantized, decision)

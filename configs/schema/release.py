@@ -94,6 +94,9 @@ class ReleaseRecipe(Frozen):
     calibration_rows: int = Field(gt=0)
     """Packed rows that GPTQ, AWQ and the importance matrix of GGUF files look at: of the last phase that reads rows,
     with its mixture and length."""
+    max_idle_expert_share: float = Field(ge=0, le=1)
+    """Share of the routed experts of all layers that the router may choose for none of the tokens of those rows. Every
+    expert is calibrated on all tokens, but on what the router sends an idle one nothing is known."""
     num_quantization_documents: int = Field(gt=0)
     max_quantization_document_tokens: int = Field(gt=0)
     """Leading tokens scored of each such document; llama.cpp takes one request per token. Of checkpoints every document

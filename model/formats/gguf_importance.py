@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from model.architecture.gated_mlp import GatedMlp
 from model.architecture.moe import MixtureOfExperts, MoeOutput
 from model.architecture.transformer import Glm4Moe
+from model.formats.expert_coverage import ExpertCoverage, expert_coverage
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Importance:
     """Tokens that the router sent to each expert, by layer with experts."""
     num_tokens: int
     """Tokens by which every matrix of every expert was measured."""
+    coverage: ExpertCoverage
 
 
 def measure_importance(model: Glm4Moe, rows: Sequence[Sequence[int]]) -> Importance:
@@ -62,7 +64,7 @@ def measure_importance(model: Glm4Moe, rows: Sequence[Sequence[int]]) -> Importa
                 "Q6_K, Q5_K_M and Q4_K_M out of release.recipe.gguf_types"
             )
     routed_LE = torch.stack([routed[layer] for layer in sorted(routed)]) if routed else torch.zeros(0, 0)
-    return Importance(columns, routed_LE.to(torch.int64).cpu(), num_tokens)
+    return Importance(columns, routed_LE.to(torch.int64).cpu(), num_tokens, expert_coverage(routed))
 
 
 def _watch_layer(block: Any, layer: int, sums: dict[str, Tensor], routed: dict[int, Tensor]) -> list[Any]:

@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from configs.schema import CALIBRATED_FORMATS
+from model.formats.expert_coverage import ExpertCoverage, expert_coverage
 
 if TYPE_CHECKING:
     from configs.schema import QuantizedFormat
@@ -62,6 +63,8 @@ class QuantizedTensors:
     """Tensors that AWQ divided by what it multiplied the following matrices with."""
     num_calibration_tokens: int
     """Tokens that every routed expert saw; 0 where the format needs none."""
+    coverage: ExpertCoverage
+    """By these tokens; of no expert where there are none."""
 
 
 def write_quantized(
@@ -79,6 +82,7 @@ def write_quantized(
         from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
 
         model = _load_linear(checkpoint_dir)
+        coverage = expert_coverage(_routed_tokens(model, rows) if quantized_format in CALIBRATED_FORMATS else {})
         seen = _count_expert_tokens(model)
         kept = [HEAD, ROUTER, *(BESIDE_EXPERTS if quantized_format == "FP8_EXPERTS" else ())]
         quantize = QuantizationModifier(targets="Linear", scheme=scheme, ignore=kept)
@@ -113,7 +117,7 @@ def write_quantized(
         if (checkpoint_dir / name).exists():
             shutil.copyfile(checkpoint_dir / name, quantized_dir / name)
     _write_mtp(checkpoint_dir, quantized_dir, config)
-    return _account(checkpoint_dir, quantized_dir, quantized_format, num_tokens)
+    return _account(checkpoint_dir, quantized_dir, quantized_format, num_tokens, coverage)
 
 
 def load_quantized(quantized_dir: Path) -> nn.Module:
@@ -159,7 +163,11 @@ def num_weight_bits(quantized_format: str) -> int:
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
     """The routers of the trunk, from the first layer to the last."""
-    return [module for name, module in model.named_modules() if name.endswith(".mlp.gate")]
+    return [module for _, module in _named_routers(model)]
+
+
+def _named_routers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, module) for name, module in model.named_modules() if name.endswith(".mlp.gate")]
 
 
 def _load_linear(checkpoint_dir: Path) -> Any:
@@ -184,6 +192,29 @@ def _awq_names(config: dict[str, Any]) -> list[tuple[str, list[str]]]:
         layer = rf"re:.*layers\.({dense})\."
         pairs.append((f"{layer}post_attention_layernorm$", [f"{layer}mlp.gate_proj$", f"{layer}mlp.up_proj$"]))
     return pairs
+
+
+def _routed_tokens(model: nn.Module, rows: Sequence[Sequence[int]]) -> dict[int, Tensor]:
+    """By layer the tokens that its router sends to each expert."""
+    routed: dict[int, Tensor] = {}
+
+    def count(layer: int, num_experts: int) -> Any:
+        def hook(_module: nn.Module, _inputs: tuple[Tensor, ...], result: tuple[Tensor, ...]) -> None:
+            routed[layer] = routed.get(layer, 0) + result[2].flatten().bincount(minlength=num_experts)
+
+        return hook
+
+    routers = {int(name.split(".")[-3]): module for name, module in _named_routers(model)}
+    handles = [
+        router.register_forward_hook(count(layer, router.get_parameter("weight").shape[0]))
+        for layer, router in routers.items()
+    ]
+    with torch.inference_mode():
+        for row in filter(None, rows):
+            model(input_ids=torch.tensor([row]))
+    for handle in handles:
+        handle.remove()
+    return routed
 
 
 def _count_expert_tokens(model: nn.Module) -> dict[str, int]:
@@ -232,7 +263,11 @@ def _write_mtp(checkpoint_dir: Path, quantized_dir: Path, config: dict[str, Any]
 
 
 def _account(
-    checkpoint_dir: Path, quantized_dir: Path, quantized_format: QuantizedFormat, num_calibration_tokens: int
+    checkpoint_dir: Path,
+    quantized_dir: Path,
+    quantized_format: QuantizedFormat,
+    num_calibration_tokens: int,
+    coverage: ExpertCoverage,
 ) -> QuantizedTensors:
     """Find every tensor of the checkpoint in the result: quantized, equal, or rescaled by AWQ."""
     num_quantized, num_experts, num_kept, missing, changed = 0, 0, 0, [], []
@@ -262,7 +297,7 @@ def _account(
             f"{quantized_format} lost or changed {len(wrong)} tensors of {checkpoint_dir}, first {wrong[:3]}: leave it "
             "out of release.recipe.quantized_formats, and report the versions of llmcompressor and transformers"
         )
-    return QuantizedTensors(num_quantized, num_experts, num_kept, len(changed), num_calibration_tokens)
+    return QuantizedTensors(num_quantized, num_experts, num_kept, len(changed), num_calibration_tokens, coverage)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""Step: accepts or refuses quantized files and checkpoints by how many bits per byte each loses, and checkpoints by how
-often they choose other experts.
+"""Step: accepts or refuses quantized files and checkpoints by how many bits per byte each loses, checkpoints by how
+often they choose other experts, and calibrations by how many experts no token reached.
 
 llama.cpp measured GGUF files, against the F32 one. Checkpoints were measured against the one they were made of.
 """
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from configs.schema import ReleaseRecipe
     from tasks.release.evaluate_gguf import GgufEvaluation
     from tasks.release.evaluate_quantized import QuantizedEvaluation
+    from tasks.release.measure_importance import ImportanceMatrix
+    from tasks.release.quantize_checkpoint import QuantizedCheckpoint
 
 REFERENCE_TYPE = "F32"
 
@@ -35,9 +37,26 @@ class QuantizedEvaluations:
         return digest_of({name: evaluation.digest for name, evaluation in self.evaluations.items()})
 
 
+@dataclass(frozen=True)
+class Calibrations:
+    """What was calibrated with text, by what it is called: checkpoints, and the importance matrix of GGUF files."""
+
+    made: dict[str, Artifact[QuantizedCheckpoint] | Artifact[ImportanceMatrix]]
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the names and what was made, by digest."""
+        return digest_of({name: artifact.digest for name, artifact in self.made.items()})
+
+
 @step(content=("decision.json",))
 def decide_quantization(
-    *, gguf_evaluation: Artifact[GgufEvaluation], quantized: QuantizedEvaluations, recipe: ReleaseRecipe, output: Output
+    *,
+    gguf_evaluation: Artifact[GgufEvaluation],
+    quantized: QuantizedEvaluations,
+    calibrations: Calibrations,
+    recipe: ReleaseRecipe,
+    output: Output,
 ) -> GateDecision:
     """A refusal is a result. Raises ValueError where no F32 file was measured."""
     measured = gguf_evaluation.record.bits_per_byte
@@ -63,6 +82,12 @@ def decide_quantization(
         if name in recipe.min_routing_agreement and agreement is not None:
             share = f"share of positions and layers at which {name} chooses the same experts"
             verdict.floor(share, agreement, recipe.min_routing_agreement[name])
+    for name, artifact in calibrations.made.items():
+        idle, num_experts = artifact.record.idle_experts, artifact.record.num_experts
+        if num_experts:
+            share = f"share of {num_experts:,} experts that no calibration token of {name} reaches"
+            remark = f": {', '.join(idle[:3])}{' and others' if len(idle) > 3 else ''}" if idle else ""
+            verdict.ceiling(share, len(idle) / num_experts, recipe.max_idle_expert_share, remark)
     decision = GateDecision(
         accepted=verdict.is_held, bounds=tuple(verdict.bounds), candidate_digest=gguf_evaluation.digest
     )

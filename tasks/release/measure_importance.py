@@ -35,8 +35,10 @@ class ImportanceMatrix(Record):
     """Tokens by which every matrix was measured, those of every routed expert included."""
     least_routed_tokens: int
     """Tokens that the router itself sent to the expert that it chose least, of all layers; 0 without experts."""
-    num_idle_experts: int
-    """Experts that the router chose for none of the tokens: they were measured nevertheless."""
+    num_experts: int
+    """Routed experts of all layers."""
+    idle_experts: tuple[str, ...]
+    """Those that the router chose for none of the tokens, by name: they were measured nevertheless."""
 
 
 @step(content=(IMPORTANCE_FILE,), distributions=("torch", "safetensors", "numpy"))
@@ -63,11 +65,9 @@ def measure_importance(
         model = load_model(checkpoint.directory("hf"), device=open_device(resources.device))
         importance = gguf_importance.measure_importance(model, rows)
     save_file(importance.columns | {ROUTED: importance.routed_LE}, output.path(IMPORTANCE_FILE))
-    counts = importance.routed_LE
     return ImportanceMatrix(
         checkpoint_digest=checkpoint.digest,
         num_matrices=len(importance.columns),
         num_tokens=importance.num_tokens,
-        least_routed_tokens=int(counts.min()) if counts.numel() else 0,
-        num_idle_experts=int((counts == 0).sum()),
+        **vars(importance.coverage),
     )

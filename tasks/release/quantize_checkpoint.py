@@ -40,6 +40,12 @@ class QuantizedCheckpoint(Record):
     """Norms that AWQ divided by what it multiplied the following matrices with."""
     num_calibration_tokens: int
     """Tokens that every routed expert saw; 0 where the format needs none."""
+    least_routed_tokens: int
+    """Of these, tokens that the router itself sent to the expert that it chose least, of all layers."""
+    num_experts: int
+    """Routed experts of all layers; 0 where the format needs no tokens."""
+    idle_experts: tuple[str, ...]
+    """Those that the router chose for none of the tokens, by name."""
 
 
 @step(
@@ -66,10 +72,12 @@ def quantize_checkpoint(
     with reproducible_arithmetic(NUM_THREADS):
         tensors = write_quantized(source, target, recipe.quantized_format, rows)
     sizes = [sum(path.stat().st_size for path in each.glob("*.safetensors")) for each in (target, source)]
+    counted = {name: value for name, value in vars(tensors).items() if name != "coverage"}
     return QuantizedCheckpoint(
         checkpoint_digest=checkpoint.digest,
         quantized_format=recipe.quantized_format,
         num_bytes=sizes[0],
         num_original_bytes=sizes[1],
-        **vars(tensors),
+        **counted,
+        **vars(tensors.coverage),
     )

@@ -20,7 +20,7 @@ from tasks.evaluation.comparisons import FIGURES, SERVED_KINDS, ServedFigures, b
 from tasks.evaluation.decide_gate import Anchors, decide_gate
 from tasks.evaluation.expert_use import ExpertUse, write_expert_use
 from tasks.evaluation.items import CHOICE, SAFETY, suite_digest, write_items
-from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
+from tasks.release.decide_quantization import Calibrations, QuantizedEvaluations, decide_quantization
 from tests.support.evaluation_fakes import commit
 from tests.support.gate_items import (
     BALANCED,
@@ -611,6 +611,11 @@ class GgufScores(Record):
     bits_per_byte: dict[str, float | None]
 
 
+class Reached(Record):
+    idle_experts: tuple[str, ...]
+    num_experts: int
+
+
 class RoutedScores(Record):
     """A checkpoint that lost no bits."""
 
@@ -621,13 +626,17 @@ class RoutedScores(Record):
 
 @pytest.fixture
 def decide_files(store):
-    def run(bits, agreements=None, floors=None):
+    def run(bits, agreements=None, floors=None, idle=None):
         @step(content=("none",))
         def evaluate_gguf(*, output: Output) -> GgufScores:
             return GgufScores(bits_per_byte=bits)
 
         @step(content=("none",))
         def evaluate_quantized(*, recipe: RoutedScores, output: Output) -> RoutedScores:
+            return recipe
+
+        @step(content=("none",))
+        def quantize(*, recipe: Reached, output: Output) -> Reached:
             return recipe
 
         agreements = agreements or {}
@@ -650,6 +659,7 @@ def decide_files(store):
             quantized_formats=tuple(agreements),
             min_routing_agreement=floors or {},
             calibration_rows=8,
+            max_idle_expert_share=0.05,
             num_quantization_documents=1,
             max_quantization_document_tokens=1,
             num_answered_problems=1,
@@ -659,6 +669,7 @@ def decide_files(store):
             decide_quantization,
             gguf_evaluation=commit(store, evaluate_gguf, repr(bits)),
             quantized=QuantizedEvaluations(scored),
+            calibrations=Calibrations({} if idle is None else {"GPTQ_W4A16": commit(store, quantize, recipe=idle)}),
             recipe=recipe,
         ).record
 
@@ -669,6 +680,18 @@ def decide_files(store):
 def test_quantization_may_lose_so_much(decide_files, quantized, accepted):
     decision = decide_files({"F32": 1.0, "Q8_0": quantized})
     assert decision.accepted == accepted == (not decision.refusals)
+
+
+@pytest.mark.parametrize(("num_idle", "accepted"), [(0, True), (2, True), (3, False)])
+def test_calibration_may_reach_no_more_experts_than_so_many_not_and_names_them(decide_files, num_idle, accepted):
+    names = tuple(f"model.layers.{layer}.mlp.experts.7" for layer in range(1, 1 + num_idle))
+    idle = Reached(idle_experts=names, num_experts=40)
+    decision = decide_files({"F32": 1.0, "Q8_0": 1.0}, idle=idle)
+    share = "share of 40 experts that no calibration token of GPTQ_W4A16 reaches"
+    refusal = f"{share} 0.0750, at most 0.05 allowed: {', '.join(names)}"
+    assert decision.refusals == (() if accepted else (refusal,)) and decision.bounds[-1].figure == share
+    dense = decide_files({"F32": 1.0, "Q8_0": 1.0}, idle=Reached(idle_experts=(), num_experts=0))
+    assert [bound.figure for bound in dense.bounds if "experts" in bound.figure] == [], "a model without experts"
 
 
 @pytest.mark.parametrize(("share", "accepted"), [(0.99, True), (0.9899, False), (None, True)])

@@ -26,7 +26,7 @@ from tasks.evaluation.engine import document_token_ids, special_token_id
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.release.checkpoint_source import open_source
 from tasks.release.convert_to_gguf import GgufFiles
-from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
+from tasks.release.decide_quantization import Calibrations, QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.gguf_comparison import compare_gguf
 from tests.support.evaluation_fakes import (
@@ -112,6 +112,16 @@ def test_the_importance_of_every_expert_is_the_mean_square_of_its_inputs(source,
     num_dense = RECIPE.first_k_dense_replace
     assert importance.routed_LE[3 - num_dense].tolist() == chosen.tolist()
     assert importance.num_tokens == sum(map(len, rows)) == int(importance.routed_LE[0].sum())
+
+
+def test_an_expert_that_no_token_reaches_is_named(source, rows, importance):
+    assert importance.coverage.least_routed_tokens == int(importance.routed_LE.min())
+    model, layer = load_model(source), RECIPE.first_k_dense_replace
+    with torch.no_grad():
+        model.get_buffer(f"model.layers.{layer}.mlp.gate.e_score_correction_bias")[1] = -100.0
+    starved = measure_importance(model, rows)
+    assert starved.coverage.idle_experts == (f"model.layers.{layer}.mlp.experts.1",)
+    assert starved.coverage.num_experts == starved.routed_LE.numel() and starved.num_tokens == sum(map(len, rows))
 
 
 def test_an_expert_without_inputs_is_refused_by_number(source, rows):
@@ -231,8 +241,8 @@ def test_a_format_that_loses_too_much_is_refused_by_name(store):
         given = {"checkpoint": trained, "suite": texts, "evaluation": own, "resources": SERVING}
         given |= {"recipe": recipe.format_recipe(ANSWERS)}
         scores = commit(store, evaluate_gguf, gguf=commit(store, convert_to_gguf, name, checkpoint=trained), **given)
-        none = QuantizedEvaluations({})
-        return commit(store, decide_quantization, gguf_evaluation=scores, quantized=none, recipe=recipe).record
+        given = {"quantized": QuantizedEvaluations({}), "calibrations": Calibrations({}), "recipe": recipe}
+        return commit(store, decide_quantization, gguf_evaluation=scores, **given).record
 
     sound, broken = measured("sound", lambda data: data), measured("broken", lambda data: np.roll(data, 4 * 64 * 9))
     assert sound.accepted and [bound.limit for bound in sound.bounds] == [None, 0.02, 0.3]

@@ -6,10 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from model.formats.expert_coverage import ExpertCoverage
 from model.formats.hf_checkpoint import load_model
 from model.formats.quantized_checkpoint import load_original, load_quantized, write_quantized
 from model.generation.generation import InProcessEngine
 from model.generation.sampling import Sampling
+from tasks.release.routing import chosen_experts
 from tasks.release.transformers_engine import TransformersEngine
 from tests.support.evaluation_fakes import toy_tokenizer
 from tests.support.model_recipes import GLM46, random_model
@@ -89,6 +91,8 @@ def test_every_tensor_is_accounted_for(written, source):
     assert counted.num_quantized + counted.num_kept + counted.num_rescaled == len(before)
     assert counted.num_rescaled == (3 if name.startswith("AWQ") else 0)
     assert counted.num_calibration_tokens == (0 if name.startswith("FP8") else 4 * 48)
+    routed = (0, 0) if name.startswith("FP8") else (4, 4 * 48)
+    assert (counted.coverage.num_experts, counted.coverage.least_routed_tokens) == routed, "all four see all tokens"
     kept = ("mlp.gate.weight", "e_score_correction_bias", "embed_tokens.weight", "lm_head.weight", "model.norm.weight")
     kept = [each for each in before if each.endswith(kept) or each.startswith("model.layers.2.")]
     assert any("eh_proj" in each for each in kept)
@@ -136,6 +140,24 @@ def test_the_unquantized_model_draws_what_our_engine_draws(source):
         assert len({len(row) for row in two.token_ids}) > 1
         for first, second in zip(one.log_probabilities, two.log_probabilities, strict=True):
             assert second == pytest.approx(first, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["GPTQ_W4A16", "AWQ_W4A16"])
+def test_an_expert_that_no_token_reaches_is_named_and_calibrated_all_the_same(name, tmp_path):
+    """Against the choices of our own routers; the bias lets one expert starve."""
+    model = random_model(RECIPE.model_copy(update={"num_experts_per_tok": 2}), std=0.05)
+    with torch.no_grad():
+        model.get_buffer("model.layers.1.mlp.gate.e_score_correction_bias")[2] = -100.0
+    save_checkpoint(
+        model, tmp_path / "hf", eos_token_ids=[1], pad_token_id=0, dtype=torch.float32, max_shard_bytes=10**9
+    )
+    toy_tokenizer().save(str(tmp_path / "hf" / "tokenizer.json"))
+    made = write_quantized(tmp_path / "hf", tmp_path / "out", name, ROWS)
+    (chosen,) = torch.cat(chosen_experts(tmp_path / "hf", ROWS, "cpu"), 1)
+    counts = chosen.flatten().bincount(minlength=4).tolist()
+    assert made.coverage == ExpertCoverage(4, 0, ("model.layers.1.mlp.experts.2",))
+    assert counts[2] == 0 and min(counts[:2] + counts[3:]) > 0
+    assert made.num_calibration_tokens == 4 * 48 and made.num_expert_matrices == 12
 
 
 def test_awq_divides_and_multiplies_by_the_same_numbers(source, tmp_path):

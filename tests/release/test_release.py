@@ -31,7 +31,7 @@ from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.evaluation.items import read_items
 from tasks.evaluation.suite import read_suite
 from tasks.release.convert_to_gguf import convert_to_gguf
-from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
+from tasks.release.decide_quantization import Calibrations, QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import MIN_COMPARED_TOKENS, SHORT_TOKENS, ReferenceAnswer, generate_reference
 from tasks.release.served_scoring import ServedEngine, ServedScorer
@@ -65,6 +65,7 @@ RECIPE = ReleaseRecipe(
     quantized_formats=(),
     min_routing_agreement={},
     calibration_rows=8,
+    max_idle_expert_share=0.0,
     num_quantization_documents=6,
     max_quantization_document_tokens=24,
     num_answered_problems=20,
@@ -153,7 +154,12 @@ def test_gguf_evaluation_equals_our_engine_on_the_same_tokens(store, gguf, suite
     )
 
     decision = commit(
-        store, decide_quantization, gguf_evaluation=evaluation, quantized=QuantizedEvaluations({}), recipe=RECIPE
+        store,
+        decide_quantization,
+        gguf_evaluation=evaluation,
+        quantized=QuantizedEvaluations({}),
+        calibrations=Calibrations({}),
+        recipe=RECIPE,
     )
     assert decision.record.accepted, decision.record.refusals
 

@@ -17,7 +17,7 @@ from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import convert_to_gguf
 from tasks.release.decide_contamination import decide_contamination
 from tasks.release.decide_promotion import Approval, PromotionDecision
-from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
+from tasks.release.decide_quantization import Calibrations, QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.report.report_inputs import ReportedPhase, ReportedPhases
 from tasks.report.write_report import Report, write_report
@@ -39,6 +39,7 @@ RELEASE = ReleaseRecipe(
     quantized_formats=(),
     min_routing_agreement={},
     calibration_rows=8,
+    max_idle_expert_share=0.0,
     num_quantization_documents=2,
     max_quantization_document_tokens=8,
     num_answered_problems=2,
@@ -196,7 +197,12 @@ def write_toy_report(
     given = {"checkpoint": last.checkpoint, "suite": data.suite, "evaluation": last.evaluation, "resources": SERVING}
     scored = commit(store, evaluate_gguf, gguf=gguf, recipe=RELEASE.format_recipe(RECIPE), **given)
     released = commit(
-        store, decide_quantization, gguf_evaluation=scored, quantized=QuantizedEvaluations({}), recipe=RELEASE
+        store,
+        decide_quantization,
+        gguf_evaluation=scored,
+        quantized=QuantizedEvaluations({}),
+        calibrations=Calibrations({}),
+        recipe=RELEASE,
     )
     unquoted = commit(
         store, decide_contamination, contamination=data.contamination, recipe=RELEASE.contamination_bound()
