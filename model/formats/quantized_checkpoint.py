@@ -120,6 +120,15 @@ def write_quantized(
     return _account(checkpoint_dir, quantized_dir, quantized_format, num_tokens, coverage)
 
 
+def is_quantized(checkpoint_dir: Path) -> bool:
+    """Whether config.json says that weights are quantized."""
+    try:
+        config = json.loads((checkpoint_dir / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return "quantization_config" in config
+
+
 def load_quantized(quantized_dir: Path) -> nn.Module:
     """The model as its engine computes it: weights of the file's precision, activations rounded where the format rounds
     them. Raises ValueError where a tensor is missing or unknown."""

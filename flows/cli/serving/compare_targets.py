@@ -87,7 +87,10 @@ def _num_bytes(target: Target) -> int | None:
     return None
 
 
-def _speed(target: Target, home: Home, device: str, model: str, key_variable: str) -> float:
+def _speed(target: Target, home: Home, device: str, model: str, key_variable: str) -> float | None:
+    """None for a quantized checkpoint: transformers computes it for its figures, and no engine serves it so."""
+    if target.is_quantized:
+        return None
     if target.checkpoint_dir is not None:
         return engine_speed(target.checkpoint_dir, NUM_TOKENS, device)
     with _client(target, home, model, key_variable) as client:
@@ -123,6 +126,11 @@ def _agreement(first: Target, second: Target, prompts: list[str], device: str) -
     from tasks.evaluation.engine import document_token_ids, load_tokenizer
     from tasks.release.routing import chosen_experts, routing_agreement
 
+    if first.is_quantized or second.is_quantized:
+        return None, (
+            "of a quantized checkpoint neither speed nor experts are measured here: what it loses is in `glm46 compare "
+            "VERSION` of its release"
+        )
     directories = [target.checkpoint_dir for target in (first, second)]
     if directories[0] is None or directories[1] is None:
         return None, "experts are compared of two checkpoints: llama.cpp and servers do not say which they choose"

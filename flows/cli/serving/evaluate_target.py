@@ -50,6 +50,13 @@ class Target:
     gguf_path: Path | None
     checkpoint_dir: Path | None
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it is a checkpoint in the layout of compressed-tensors."""
+        from model.formats.quantized_checkpoint import is_quantized
+
+        return self.checkpoint_dir is not None and is_quantized(self.checkpoint_dir)
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -117,7 +124,9 @@ def evaluate_target(wanted: Wanted, home: Home) -> SuiteResult:
 def _opened(wanted: Wanted, home: Home, report: Callable[[Progress], None]) -> Iterator[tuple[LM, str]]:
     """(the model as the harness asks it, what computes)."""
     target = wanted.target
-    if target.checkpoint_dir is not None:
+    if target.is_quantized:
+        yield _quantized_model(target, wanted, report), "transformers"
+    elif target.checkpoint_dir is not None:
         yield _checkpoint_model(target.checkpoint_dir, wanted, report), "glm46"
     elif target.gguf_path is not None:
         with _llama_model(target.gguf_path, wanted.asked, home, report) as model:
@@ -135,6 +144,34 @@ def _checkpoint_model(checkpoint_dir: Path, wanted: Wanted, report: Callable[[Pr
         source.read(name)  # a number that is not finite is refused here: an answer can be read off it all the same
     version = hashlib.sha256((checkpoint_dir / "config.json").read_bytes()).hexdigest()
     return checkpoint_model(checkpoint_dir, wanted.asked.suite, version, wanted.device, report)
+
+
+def _quantized_model(target: Target, wanted: Wanted, report: Callable[[Progress], None]) -> LM:
+    """Computed as a release measures its formats. Raises ValueError for another device than a CPU, and for a checkpoint
+    that does not read back."""
+    from model.formats.hf_checkpoint import CONFIG_FILE
+    from model.formats.quantized_checkpoint import load_quantized
+    from tasks.evaluation.benchmarks.checkpoint_model import engine_model
+    from tasks.release.transformers_engine import TransformersEngine
+
+    directory = target.checkpoint_dir
+    assert directory is not None, target
+    if wanted.device != "cpu":
+        raise ValueError(
+            f"{target.name} is quantized, and is computed on a CPU here: leave --device out, or serve it with vLLM and "
+            f"name its URL"
+        )
+    config = (directory / CONFIG_FILE).read_bytes()
+    version, positions = hashlib.sha256(config).hexdigest(), json.loads(config)["max_position_embeddings"]
+
+    def load() -> TransformersEngine:
+        model = load_quantized(directory)
+        for name, parameter in model.named_parameters():
+            if not parameter.isfinite().all():
+                raise ValueError(f"{directory}: {name} has numbers that are not finite: quantize the checkpoint again")
+        return TransformersEngine(model, version)
+
+    return engine_model(load, directory, wanted.asked.suite, version, positions, report)
 
 
 @contextmanager

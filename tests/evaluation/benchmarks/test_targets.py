@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from flows.cli.command import app
 from model.formats.gguf_checkpoint import write_gguf
+from model.formats.quantized_checkpoint import load_original, write_quantized
 from model.generation.generation import Sampling
 from tasks.evaluation.engine import end_token_ids, load_engine
 from tests.evaluation.benchmarks.toy_suite import LIKELIHOOD, toy_suite, write_suite, write_toy_model
@@ -115,6 +116,69 @@ def test_llama_cpp_answers_a_suite_as_our_engine_does(toy, own_items, tmp_path):
     code, _, printed = compare(own_items, tmp_path / "gguf.json", "--json")
     compared = {difference["benchmark"] for difference in json.loads(printed)["differences"]}
     assert code == 0 and compared == {benchmark["name"] for benchmark in toy_suite()["benchmarks"]}  # pyright: ignore
+
+
+def test_transformers_answers_a_suite_as_our_engine_does(toy, own_items, tmp_path, monkeypatch):
+    """The engine of quantized checkpoints, with the weights of the unquantized one: so a difference is the format's."""
+    monkeypatch.setattr("model.formats.quantized_checkpoint.is_quantized", lambda directory: True)
+    monkeypatch.setattr("model.formats.quantized_checkpoint.load_quantized", load_original)
+    code, errors, _ = evaluate(toy / "model", *options(toy, tmp_path / "same.json"))
+    assert code == 0, errors
+    assert json.loads((tmp_path / "same.json").read_text())["engine"] == "transformers"
+    for own, same in zip(items_of(own_items), items_of(tmp_path / "same.json"), strict=True):
+        assert {name: own["scores"].get(name) for name in EXACT} == {name: same["scores"].get(name) for name in EXACT}
+        assert own["output"] == same["output"], (own["benchmark"], own["prompt"])
+        assert own["log_probabilities"] == pytest.approx(same["log_probabilities"], abs=2e-3)
+
+
+@pytest.fixture(scope="module")
+def quantized(toy):
+    write_quantized(toy / "model", toy / "fp8", "FP8_DYNAMIC", [])
+    return toy / "fp8"
+
+
+def doubled(directory, target, factor):
+    """A copy of which every scale of one expert is so many times what it was."""
+    shutil.copytree(directory, target)
+    tensors = load_file(target / "model.safetensors")
+    changed = {name: factor * tensors[name] for name in tensors if ".experts.0." in name and name.endswith("_scale")}
+    assert changed
+    save_file(tensors | changed, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def test_a_quantized_directory_is_evaluated_with_its_own_weights(toy, quantized, tmp_path):
+    suite = suite_of(toy, "texts", "choice")
+    given = ["--suite", toy / suite, "--data", toy / "data", "--json"]
+    code, errors, printed = compare(toy / "model", quantized, *given)
+    assert code == 0, errors
+    made = json.loads(printed)
+    assert (made["first"]["engine"], made["second"]["engine"]) == ("glm46", "transformers")
+    assert (made["second"]["tokens_per_second"], made["routing_agreement"]) == (None, None)
+    assert made["not_measured"].startswith("of a quantized checkpoint neither speed nor experts")
+    lost = {each["figure"]: each["difference"] for each in made["differences"]}["bits_per_byte"]
+    broken = doubled(quantized, tmp_path / "broken", 2.0)
+    (each,) = [
+        each
+        for each in json.loads(compare(quantized, broken, *given)[2])["differences"]
+        if each["figure"] == "bits_per_byte"
+    ]
+    assert 0 < abs(lost) < 0.02 < 0.1 < each["difference"]
+
+
+def test_what_cannot_be_read_of_a_quantized_directory_is_one_sentence(toy, quantized, tmp_path):
+    given = options(toy, tmp_path / "a.json", suite_of(toy, "choice"))
+    code, errors, _ = evaluate(quantized, *given, "--device", "cuda")
+    assert code == 1 and "is quantized, and is computed on a CPU here: leave --device out" in errors
+    endless = doubled(quantized, tmp_path / "endless", float("inf"))
+    code, errors, _ = evaluate(endless, *given)
+    assert code == 1 and "has numbers that are not finite: quantize the checkpoint again" in errors
+    tensors = load_file(endless / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("q_proj.weight_scale"))
+    save_file({key: tensors[key] for key in tensors if key != name}, endless / "model.safetensors")
+    code, errors, _ = evaluate(endless, *given)
+    assert code == 1 and f"1 tensors are missing, 0 are unknown, first ['{name}']" in errors
+    assert errors.count("glm46:") == 1 and not list(tmp_path.glob("a*"))
 
 
 class Endpoint(BaseHTTPRequestHandler):
