@@ -33,8 +33,13 @@ def hub(monkeypatch, tmp_path):
     (directory / "README.md").write_text("about it")
     (directory / "original").mkdir()
     shutil.copyfile(directory / "config.json", directory / "original" / "params.json")
-    files = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    with published(directory, tmp_path / "cache", monkeypatch) as asked:
+        yield directory, asked
 
+
+def published(directory, cache, monkeypatch):
+    """A hub that has the files of a directory as owner/name."""
+    files = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     tree = [{"type": "file", "path": path, "size": len(body), "oid": "b" * 40} for path, body in files.items()]
     described = {"id": "owner/name", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
 
@@ -43,8 +48,7 @@ def hub(monkeypatch, tmp_path):
             return tree
         return described if path.startswith("/api/models/owner/name/") else None
 
-    with model_hub(files, answer, tmp_path / "cache", monkeypatch) as asked:
-        yield directory, asked
+    return model_hub(files, answer, cache, monkeypatch)
 
 
 def test_a_model_of_the_hub_is_the_directory_that_was_published_and_is_fetched_once(hub):
