@@ -23,6 +23,7 @@ from configs.schema import ReleaseRecipe, ServingResources
 from flows.cli.serving.serve_asked import watch
 from flows.cli.serving.serve_model import ServedModel, complete
 from infra.home import Home
+from infra.serving.model_gateway import MAX_REQUEST_BYTES
 from infra.serving.model_server import Access, is_healthy, running_model_server, start_model_server
 from infra.storage.open_store import open_store
 from model.formats.gguf_checkpoint import write_gguf
@@ -379,6 +380,23 @@ def test_only_programs_and_pages_of_this_machine_are_answered(served):
             status, returned, text = answered(served, "/v1/completions" if body else "/v1/models", headers, body)
             assert status == 403 and ("must not use" in text or "is not this server" in text), (headers, text)
             assert not [name for name in returned if name.lower().startswith("access-control")]
+
+
+@pytest.mark.parametrize(("num_more", "status"), [(0, 200), (1, 413)])
+def test_a_request_is_read_up_to_its_limit_and_refused_beyond_it(served, num_more, status):
+    """White space between the parts of a valid request fills it up."""
+    start, end = b'{"prompt": "4 + 1 =", "max_tokens": 1', b"}"
+    body = start + b" " * (MAX_REQUEST_BYTES + num_more - len(start) - len(end)) + end
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"), timeout=60)
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    answer = connection.getresponse()
+    text = json.loads(answer.read())
+    assert answer.status == status
+    if status == 413:
+        assert text["error"]["message"] == "the request is too large: at most 67108864 bytes are read"
+        assert is_healthy(served.url) and answered(served, "/v1/completions", body={"prompt": "a"})[0] == 200
+    else:
+        assert text["choices"][0]["finish_reason"] == "length"
 
 
 def test_log_probabilities_of_completions_have_the_shape_of_openais_api(served):
