@@ -20,7 +20,7 @@ from flows.running.stage_log import StageLog
 from flows.show.outcome import RunOutcome
 from flows.show.report_run import PublishedReport, report_run
 from flows.show.reported import reported_phases
-from flows.show.show_run import show_data, show_outcome
+from flows.show.show_run import show_data, show_outcome, show_release
 from flows.show.show_trend import show_trend
 from flows.show.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
 from flows.stages import (
@@ -124,6 +124,8 @@ def _conclude(
         if window.releases and candidate is not None and not history.reasons
         else None
     )
+    if released is not None:
+        show_release(run, released)
     phases = reported_phases(history.models, window.phases)
     report = report_run(run, prepared, phases, released) if phases.phases else None
     outcome = _outcome(run, history, released, report, time.monotonic() - started)

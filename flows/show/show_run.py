@@ -1,11 +1,13 @@
-"""Shows a run in Prefect's UI: the data funnel, each phase's curve and figures, the outcome and links."""
+"""Shows a run in Prefect's UI: the data funnel, each phase's curve and figures, the bounds of a release, the verdict
+with its reasons, and links."""
 
 from __future__ import annotations
 
-from flows.running.run import AssessedModel, AssessedRewardModel, Run
+from flows.running.run import AssessedModel, AssessedRewardModel, ReleasedModel, Run
 from flows.show.outcome import RunOutcome
 from flows.show.ui_artifacts import show_link, show_picture, show_table
 from infra.registry.experiment_tracking import connect, run_page
+from tasks.evaluation.decide_gate import GateDecision
 from tasks.prepared_data import PreparedData
 from tasks.report.phase_chart import phase_chart
 from tasks.report.report_data import funnel_rows
@@ -24,8 +26,7 @@ def show_phase(run: Run, model: AssessedModel | AssessedRewardModel) -> None:
     chart = phase_chart(model.checkpoint)
     if chart is not None:
         show_picture(f"{run.scale.scale} {model.phase.name} curve", chart, f"training of {model.phase.name}")
-    bounds = model.decision.record.bounds
-    rows = [{"verdict": bound.outcome} | dict(zip(BOUND_COLUMNS, bound_row(bound), strict=True)) for bound in bounds]
+    rows = _bound_rows(model.decision.record)
     show_table(f"{run.scale.scale} {model.phase.name} gate", rows, f"gate of {model.phase.name}")
     show_link(
         f"{run.scale.scale} {model.phase.name} run",
@@ -34,8 +35,24 @@ def show_phase(run: Run, model: AssessedModel | AssessedRewardModel) -> None:
     )
 
 
+def show_release(run: Run, released: ReleasedModel) -> None:
+    """Every bound of the release's gates with its verdict."""
+    decisions = {
+        "comparison": released.decision,
+        **({} if released.suite is None else {"suite": released.suite.decision}),
+        "quantization": released.quantization_decision,
+        "contamination": released.contamination_decision,
+    }
+    rows = [{"gate": gate} | row for gate, decision in decisions.items() for row in _bound_rows(decision.record)]
+    show_table(f"{run.scale.scale} release gates", rows, f"gates of the release, version {released.version}")
+
+
 def show_outcome(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> None:
-    """The table of figures over phases, that of stages, and the links to MLflow and the report."""
+    """The verdict with every reason, the table of figures over phases, that of stages, and the links to MLflow and the
+    report."""
+    verdict = "refused" if outcome.reasons else "accepted" if outcome.promoted else "ended before its release"
+    rows = [{"verdict": verdict, "reason": reason} for reason in outcome.reasons or ("",)]
+    show_table(f"{run.scale.scale} verdict", rows, f"{outcome.model} version {outcome.version or '-'}: {verdict}")
     page = run_page(connect(run.mlflow), run.pipeline_run_id)
     show_link(f"{run.scale.scale} mlflow", page, "this run in MLflow")
     if phases.phases:
@@ -54,3 +71,10 @@ def show_outcome(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> None:
         for stage in outcome.stages
     ]
     show_table(f"{run.scale.scale} stages", rows, "every stage with its time, and why it ran")
+
+
+def _bound_rows(decision: GateDecision) -> list[dict[str, str]]:
+    return [
+        {"verdict": bound.outcome} | dict(zip(BOUND_COLUMNS, bound_row(bound), strict=True))
+        for bound in decision.bounds
+    ]

@@ -36,6 +36,25 @@ def test_a_worse_candidate_ends_the_run_with_exit_code_3_and_the_aliases_stay(en
     assert run["report"], "a refused run has its report"
 
 
+@pytest.mark.parametrize("name", [name for name in FEW if name in CASES])
+def test_prefects_ui_shows_every_reason_and_the_bound_that_refused(ended, name):
+    """The first is refused by the gate of its phase already: its release is not judged."""
+    run = ended[name]
+    verdict, gates = (run["shown"][f"refused-{table}"] for table in ("verdict", "release-gates"))
+    assert [(row["verdict"], row["reason"]) for row in verdict] == [("refused", reason) for reason in run["reasons"]]
+    if name == "bits per byte too high":
+        return
+    broken = [row["remark"] for row in gates if row["verdict"] != "held" and row["remark"] in run["reasons"]]
+    assert broken == run["reasons"], "every reason is a bound of these gates"
+    assert {row["gate"] for row in gates} == {"comparison", "suite", "quantization", "contamination"}
+
+
+def test_prefects_ui_shows_that_a_release_was_accepted_or_refused_by_a_person(ended):
+    assert ended["second"]["shown"]["refused-verdict"] == [{"verdict": "accepted", "reason": ""}]
+    refused = ended["refused by a person"]
+    assert [row["reason"] for row in refused["shown"]["refused-verdict"]] == refused["reasons"]
+
+
 def test_the_champion_run_again_stays_champion(ended):
     again = ended["champion again"]
     assert (again["code"], again["promoted"], again["version"]) == (0, True, "2") and aliases_of(again) == REIGNING

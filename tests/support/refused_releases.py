@@ -436,10 +436,24 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
             ended[name] = {
                 "code": left.args[0],
                 "aliases": {key: str(value) for key, value in aliases.items()},
+                "shown": {key: shown_in_ui(key) for key in ("refused-verdict", "refused-release-gates")},
                 **outcome,
             }
     ended[names[-1]]["formats"] = compare_formats("champion", home, str(scale), None).model_dump(mode="json")
     return ended
+
+
+def shown_in_ui(key: str) -> list[dict[str, str]]:
+    """The rows of the table that Prefect's server showed last under this key."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+    from prefect.client.schemas.sorting import ArtifactSort
+
+    wanted = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+    with get_client(sync_client=True) as client:
+        latest, *_ = client.read_artifacts(artifact_filter=wanted, sort=ArtifactSort.CREATED_DESC, limit=1)
+    assert isinstance(latest.data, str), latest
+    return json.loads(latest.data)
 
 
 def give_prepared(prepared: PreparedData, *given: Any) -> PreparedData:
