@@ -11,7 +11,7 @@ the signatures of the survivors: a later crawl is deduplicated against them (`pr
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
@@ -22,8 +22,8 @@ from tasks.data.deduplication.duplicate_verdicts import COUNTED, DROPPED, NEIGHB
 from tasks.data.deduplication.exact_groups import EARLIER, FOLLOWERS, SURVIVORS, exact_groups
 from tasks.data.deduplication.minhash import signing_metadata
 from tasks.data.deduplication.near_duplicates import delivered, near_duplicates, signing_of
-from tasks.data.deduplication.page_duplicates import page_losses
-from tasks.data.deduplication.ranked_documents import META_COLUMNS, PIECES, RANKED, send_ranked
+from tasks.data.deduplication.page_duplicates import PIECES, page_losses
+from tasks.data.deduplication.ranked_documents import META_COLUMNS, RANKED, send_ranked
 from tasks.data.deduplication.removed_parts import EXAMPLE_COLUMNS, removed_examples, removed_schemas, write_removed
 from tasks.data.deduplication.settled_clusters import CLUSTERS, MOVED, send_members, send_roots, settle_clusters
 from tasks.data.deduplication.survivor_parts import signature_schema, write_survivors
@@ -43,7 +43,6 @@ from tasks.data.records.parquet_parts import PART_COLUMNS, Counts, part_name, re
 from tasks.data.records.removed_share import COLLECTION, MIN_JUDGED_DOCUMENTS, Ceiling, refuse_above
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from configs.files.stored_files import StoredFile
@@ -102,12 +101,9 @@ def deduplicate_documents(
     components = connected_components(near.edges, near.num_edges, output, "rounds", resources)
     settled = _settled(grouped, components, resources.shuffle_partitions).persist()
     verdicts = _verdicts(grouped, settled, near.edges, signing).persist()
-    summary = _summary(settled, verdicts, [*files, *previous.document_files])
-    counts_in = {row["collection"]: row for row in summary[COUNTED].to_pylist()}
-    num_documents = {collection: row["num_documents"] for collection, row in counts_in.items()}
-    clusters = largest_clusters(summary[LARGEST], num_documents) if LARGEST in summary else ()
+    counted, clusters = _summary(settled, verdicts, [*files, *previous.document_files])
     check_cluster_share(clusters, recipe)
-    _check_removed_share(summary[COUNTED], verdicts, files, recipe)
+    _check_removed_share(counted, verdicts, files, recipe)
     reasons = _write_removed(verdicts, output)
     counts = _write_survivors(near.signatures, verdicts, files, num_files_out, recipe, output)
     check_counts(counts, reasons, num_in)
@@ -166,11 +162,16 @@ def _verdicts(grouped: DataFrame, settled: DataFrame, edges: DataFrame, signing:
     return delivered(decided, count).mapInArrow(giver, PARCEL_COLUMNS)
 
 
-def _summary(settled: DataFrame, verdicts: DataFrame, files: list[StoredFile]) -> dict[str, pa.Table]:
-    """Tables of sum_up."""
+def _summary(
+    settled: DataFrame, verdicts: DataFrame, files: list[StoredFile]
+) -> tuple[list[dict[str, Any]], tuple[DuplicateCluster, ...]]:
+    """Rows of COUNTED, one per collection, and the largest clusters."""
     counts = verdicts.where(f"kind = '{COUNTED}'").unionByName(settled.where(f"kind = '{CLUSTERS}'"))
     summed = counts.repartition(1).mapInArrow(partial(sum_up, files=files), PARCEL_COLUMNS)
-    return unpacked(iter(summed.toArrow().to_batches()))
+    tables = unpacked(iter(summed.toArrow().to_batches()))
+    counted = tables[COUNTED].to_pylist() if COUNTED in tables else []
+    num_documents = {row["collection"]: row["num_documents"] for row in counted}
+    return counted, largest_clusters(tables[LARGEST], num_documents) if LARGEST in tables else ()
 
 
 def _write_removed(verdicts: DataFrame, output: Output) -> dict[str, int]:
@@ -214,11 +215,11 @@ def _write_survivors(
 
 
 def _check_removed_share(
-    counted: pa.Table, verdicts: DataFrame, files: list[StoredFile], recipe: DeduplicationRecipe
+    counted: list[dict[str, Any]], verdicts: DataFrame, files: list[StoredFile], recipe: DeduplicationRecipe
 ) -> None:
     above = sorted(
         (row["collection"], "", row["num_removed"], row["num_documents"])
-        for row in counted.to_pylist()
+        for row in counted
         if row["num_documents"] >= MIN_JUDGED_DOCUMENTS
         and row["num_removed"] > recipe.max_removed_share * row["num_documents"]
     )

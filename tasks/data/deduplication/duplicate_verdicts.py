@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tasks.data.deduplication.document_ranks import group_starts, matching_rows
 from tasks.data.deduplication.duplicate_candidates import EDGES
-from tasks.data.deduplication.exact_groups import FOLLOWERS, NEAR, REASONS, SURVIVORS, matching_rows
-from tasks.data.deduplication.ranked_documents import group_starts
+from tasks.data.deduplication.exact_groups import FOLLOWERS, NEAR, REASONS, SURVIVORS
 from tasks.data.deduplication.settled_clusters import MOVED
 from tasks.data.records.documents_by_id import MARKS
 from tasks.data.records.parcels import addressed, id_range, parcels, unpacked
@@ -24,7 +24,9 @@ def send_links(batches: Iterator[pa.RecordBatch], num_partitions: int) -> Iterat
     """LINKS parcels (id, neighbour, num_shared, num_union) from EDGES parcels: both directions of each pair, addressed
     by id."""
     edges = unpacked(batches).get(EDGES)
-    for own, other in (("left", "right"), ("right", "left")) if edges is not None else ():
+    if edges is None:
+        return
+    for own, other in (("left", "right"), ("right", "left")):
         links = edges.select([own, other, "num_shared", "num_union"])
         links = links.rename_columns(["id", "neighbour", "num_shared", "num_union"])
         yield from addressed(LINKS, links, id_range(links.column("id").to_numpy(), num_partitions))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tasks.data.deduplication.document_ranks import group_sizes, group_starts, matching_rows, rank_order
 from tasks.data.deduplication.page_duplicates import LOST, PAGED
-from tasks.data.deduplication.ranked_documents import RANKED, group_sizes, group_starts, rank_order
+from tasks.data.deduplication.ranked_documents import RANKED
 from tasks.data.records.parcels import addressed, id_range, unpacked
 
 if TYPE_CHECKING:
@@ -77,12 +78,3 @@ def _send_followers(
     for name, values in (("same", same), ("is_final", is_final), ("reason", codes)):
         followers = followers.append_column(name, pa.array(values))
     yield from addressed(FOLLOWERS, followers, id_range(same, num_partitions))
-
-
-def matching_rows(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(the rows of `ids`, ascending, that hold wanted ids; which of the wanted ones these are)."""
-    if not len(ids):
-        return np.empty(0, np.int64), np.zeros(len(wanted), dtype=bool)
-    rows = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    is_present = ids[rows] == wanted
-    return rows[is_present], is_present

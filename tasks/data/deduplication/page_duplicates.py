@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import numpy as np
 
-from tasks.data.deduplication.ranked_documents import PIECES, digest_partition, group_sizes, group_starts, rank_order
+from tasks.data.deduplication.document_ranks import digest_partition, group_sizes, group_starts, rank_order
+from tasks.data.deduplication.page_urls import normalised_urls
+from tasks.data.records.documents import CODE, COMMIT
 from tasks.data.records.parcels import addressed, unpacked
 
 if TYPE_CHECKING:
@@ -19,10 +22,36 @@ if TYPE_CHECKING:
 
     I64 = NDArray[np.int64]
 
-LOST, PAGED = "lost", "paged"
+PIECES, LOST, PAGED = "pieces", "lost", "paged"
+UNPAGED_DOMAINS = (CODE, COMMIT)
+"""Domains whose URLs name repositories and commits, which many documents share."""
 MAX_RECORDS_PER_FILE = 3
 """Records of one source file that may share a URL; a URL of more records names a site, a book or a package, not a page,
 and is not compared."""
+
+
+def send_pieces(documents: pa.Table, ranked: pa.Table, num_partitions: int) -> Iterator[pa.RecordBatch]:
+    """PIECES parcels of the documents that have a page URL, addressed by page; `ranked`: the RANK, digest and
+    collection of the same rows.
+
+    Of a URL that a file gives to many records, as many are sent as show that it is no page."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    has_url = pc.not_equal(documents.column("url"), "")  # pyright: ignore[reportAttributeAccessIssue]
+    is_unpaged = pc.is_in(documents.column("domain"), pa.array(UNPAGED_DOMAINS))  # pyright: ignore[reportAttributeAccessIssue]
+    is_paged = pc.and_not(has_url, is_unpaged)  # pyright: ignore[reportAttributeAccessIssue]
+    documents, pieces = documents.filter(is_paged), ranked.filter(is_paged)
+    if not pieces.num_rows:
+        return
+    file = pc.replace_substring_regex(documents.column("source"), pattern="!.*$", replacement="")  # pyright: ignore[reportAttributeAccessIssue]
+    page = normalised_urls(documents.column("url").combine_chunks())
+    pieces = pieces.append_column("page", page).append_column("file", file)
+    for name in ("source", "offset", "piece"):
+        pieces = pieces.append_column(name, documents.column(name))
+    pieces = _first_records(pieces.filter(pc.not_equal(pieces.column("page"), "")))  # pyright: ignore[reportAttributeAccessIssue]
+    targets = [crc32(page.encode()) % num_partitions for page in pieces.column("page").to_pylist()]
+    yield from addressed(PIECES, pieces, np.array(targets, dtype=np.int64))
 
 
 def page_losses(batches: Iterator[pa.RecordBatch], num_partitions: int) -> Iterator[pa.RecordBatch]:
@@ -35,17 +64,12 @@ def page_losses(batches: Iterator[pa.RecordBatch], num_partitions: int) -> Itera
     received = unpacked(batches).get(PIECES)
     if received is None:
         return
-    pieces = received.take(pa.array(_record_order(received))).combine_chunks()
-    starts = group_starts(*(_codes(pieces, name) for name in ("page", "source", "offset", "is_new")))
+    pieces, starts = _by_record(received)
     record_of_piece = np.repeat(np.arange(len(starts)), group_sizes(starts, pieces.num_rows))
     records = _records(pieces, starts)
-    best = _best_records(records)
-    is_lost = (best >= 0) & records.column("is_new").to_numpy()
-    ids = records.column("id").to_numpy()
-    is_lost &= ids[best] != ids
+    best, ids = _best_records(records), records.column("id").to_numpy()
+    is_lost = (best >= 0) & records.column("is_new").to_numpy() & (ids[best] != ids)
     lost = np.flatnonzero(is_lost[record_of_piece])
-    if not len(lost):
-        return
     gone, kept = pieces.take(pa.array(lost)), records.take(pa.array(best[record_of_piece[lost]]))
     yield from addressed(LOST, gone.select(["id"]), digest_partition(gone, num_partitions))
     paged = gone.select(["id", "collection"]).append_column("kept", kept.column("id"))
@@ -61,10 +85,25 @@ def _codes(table: pa.Table, name: str) -> NDArray[np.generic]:
     return column.combine_chunks().dictionary_encode().indices.to_numpy() if is_text else column.to_numpy()
 
 
-def _record_order(pieces: pa.Table) -> I64:
-    """By page and record, its first piece first."""
-    names = ("page", "source", "offset", "is_new", "piece", "id")
-    return np.lexsort([_codes(pieces, name) for name in reversed(names)])
+def _by_record(pieces: pa.Table) -> tuple[pa.Table, I64]:
+    """The pieces by page, file and record, the first piece of each first; and the first rows of records."""
+    import pyarrow as pa
+
+    keys = [_codes(pieces, name) for name in ("page", "file", "source", "offset", "is_new")]
+    firsts = [_codes(pieces, name) for name in ("piece", "id")]
+    order = np.lexsort([*reversed(firsts), *reversed(keys)])
+    return pieces.take(pa.array(order)).combine_chunks(), group_starts(*(key[order] for key in keys))
+
+
+def _first_records(pieces: pa.Table) -> pa.Table:
+    """The pieces of no more than MAX_RECORDS_PER_FILE + 1 records per page and file."""
+    import pyarrow as pa
+
+    pieces, starts = _by_record(pieces)
+    files = group_starts(*(_codes(pieces, name)[starts] for name in ("page", "file")))
+    number = np.arange(len(starts)) - np.repeat(files, group_sizes(files, len(starts)))
+    is_sent = np.repeat(number <= MAX_RECORDS_PER_FILE, group_sizes(starts, pieces.num_rows))
+    return pieces.filter(pa.array(is_sent))
 
 
 def _records(pieces: pa.Table, starts: I64) -> pa.Table:
@@ -80,17 +119,12 @@ def _records(pieces: pa.Table, starts: I64) -> pa.Table:
 
 
 def _best_records(records: pa.Table) -> I64:
-    """For every record the best one of its page, -1 where the URL names no page or one record."""
+    """For every record, in the order of _by_record, the best one of its page; -1 where the URL names no page, or the
+    page has one record."""
     pages, files = _codes(records, "page"), _codes(records, "file")
-    by_file = np.lexsort((files, pages))
-    starts = group_starts(pages[by_file], files[by_file])
-    sizes = group_sizes(starts, len(pages))
-    num_records, most_in_file = np.zeros(len(pages), np.int64), np.zeros(len(pages), np.int64)
-    np.add.at(num_records, pages[by_file[starts]], sizes)
-    np.maximum.at(most_in_file, pages[by_file[starts]], sizes)
-    order = rank_order(records, pages)
-    firsts = order[group_starts(pages[order])]
-    best = np.full(len(pages), -1)
-    best[pages[firsts]] = firsts
+    page_starts, file_starts = group_starts(pages), group_starts(pages, files)
+    num_records = group_sizes(page_starts, len(pages))
+    most_in_file = np.maximum.reduceat(group_sizes(file_starts, len(pages)), np.searchsorted(file_starts, page_starts))
+    order = rank_order(records, np.repeat(np.arange(len(page_starts)), num_records))
     is_shared = (num_records > 1) & (most_in_file <= MAX_RECORDS_PER_FILE)
-    return np.where(is_shared, best, -1)[pages]
+    return np.repeat(np.where(is_shared, order[page_starts], -1), num_records)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.data.deduplication.exact_groups import EARLIER, SURVIVORS, matching_rows
-from tasks.data.deduplication.ranked_documents import group_sizes, group_starts, rank_order
+from tasks.data.deduplication.document_ranks import group_sizes, group_starts, matching_rows, rank_order
+from tasks.data.deduplication.exact_groups import EARLIER, SURVIVORS
 from tasks.data.records.parcels import addressed, id_numbers, id_range, parcels, unpacked
 from tasks.data.text.words import mix
 
