@@ -51,9 +51,11 @@ class EarlierDocuments:
 
     def signature_rows(self, spark: SparkSession) -> DataFrame | None:
         """(path) of every signature file; None where there is none."""
+        import pyarrow as pa
+
         if not self.signature_paths:
             return None
-        return spark.createDataFrame([(path,) for path in self.signature_paths], "path string").repartition("path")
+        return spark.createDataFrame(pa.table({"path": self.signature_paths})).repartition("path")
 
     def check_signatures(self, recipe: DeduplicationRecipe) -> None:
         """Raises ValueError where signatures were made in another way than `recipe` makes them: they are not
