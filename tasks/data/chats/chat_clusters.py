@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tasks.data.deduplication.connected_components import connected_components
 from tasks.data.deduplication.duplicate_candidates import EDGES
 from tasks.data.deduplication.near_duplicates import near_duplicates, signing_of
 from tasks.data.records.document_files import Counts, write_documents
+from tasks.data.records.documents_by_id import send_marks
 from tasks.data.records.parcels import PARCEL_COLUMNS, id_numbers, parcels
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ def chat_clusters(
     try:
         files, _ = write_documents(texts, output, f"{name}/texts", num_bytes)
         signing = signing_of(recipe, resources.shuffle_partitions, 1)
-        near = near_duplicates(chats.select("id"), files, None, [], signing, recipe.threshold)
+        ids = chats.select("id").mapInArrow(partial(send_marks, num_files=signing.num_partitions), PARCEL_COLUMNS)
+        near = near_duplicates(ids, files, None, [], signing, recipe.threshold)
         firsts = chats.groupBy("origin").agg(F.min("id").alias("first"))
         of_origin = chats.join(firsts, "origin").where("id <> first").select("id", "first").persist()
         edges = near.edges.where(f"kind = '{EDGES}'").unionByName(of_origin.mapInArrow(origin_edges, PARCEL_COLUMNS))

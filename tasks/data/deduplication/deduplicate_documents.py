@@ -11,22 +11,21 @@ the signatures of the survivors: a later crawl is deduplicated against them (`pr
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.deduplication.connected_components import connected_components
-from tasks.data.deduplication.duplicate_candidates import NEIGHBOUR_COLUMNS, list_neighbours
 from tasks.data.deduplication.duplicate_clusters import DuplicateCluster, check_cluster_share, largest_clusters
-from tasks.data.deduplication.duplicate_verdicts import (
-    NEAR,
-    exact_survivors,
-    page_duplicates,
-    verdicts_of,
-    with_exact_groups,
-)
+from tasks.data.deduplication.duplicate_summary import LARGEST, sum_up
+from tasks.data.deduplication.duplicate_verdicts import COUNTED, DROPPED, NEIGHBOURS, give_verdicts, send_links
+from tasks.data.deduplication.exact_groups import EARLIER, FOLLOWERS, SURVIVORS, exact_groups
 from tasks.data.deduplication.minhash import signing_metadata
-from tasks.data.deduplication.near_duplicates import near_duplicates, signing_of
+from tasks.data.deduplication.near_duplicates import delivered, near_duplicates, signing_of
+from tasks.data.deduplication.page_duplicates import PIECES, page_losses
+from tasks.data.deduplication.ranked_documents import META_COLUMNS, RANKED, send_ranked
+from tasks.data.deduplication.removed_parts import EXAMPLE_COLUMNS, removed_examples, removed_schemas, write_removed
+from tasks.data.deduplication.settled_clusters import CLUSTERS, MOVED, send_members, send_roots, settle_clusters
 from tasks.data.deduplication.survivor_parts import signature_schema, write_survivors
 from tasks.data.records.document_files import (
     check_counts,
@@ -34,36 +33,23 @@ from tasks.data.records.document_files import (
     count_reasons,
     empty_table,
     num_files,
-    read_documents,
+    send_documents,
     write_empty,
-    write_table,
 )
-from tasks.data.records.documents import DROPPED_COLUMNS, NUM_EXAMPLES, names_of
-from tasks.data.records.documents_by_id import send_marks, with_marks
-from tasks.data.records.parcels import PARCEL_COLUMNS
+from tasks.data.records.documents import NUM_EXAMPLES
+from tasks.data.records.documents_by_id import MARKS, with_marks
+from tasks.data.records.parcels import PARCEL_COLUMNS, unpacked
 from tasks.data.records.parquet_parts import PART_COLUMNS, Counts, part_name, read_part_rows
-from tasks.data.records.removed_share import COLLECTION, Ceiling, check_removed_share
+from tasks.data.records.removed_share import COLLECTION, MIN_JUDGED_DOCUMENTS, Ceiling, refuse_above
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from configs.files.stored_files import StoredFile
     from configs.schema import DeduplicationRecipe, SparkResources
+    from tasks.data.deduplication.duplicate_candidates import Signing
     from tasks.data.deduplication.earlier_documents import EarlierDocuments
     from tasks.data.scoring.score_documents import ScoredDocuments
-
-META_COLUMNS = (
-    "id",
-    "source",
-    "offset",
-    "piece",
-    "collection",
-    "domain",
-    "url",
-    "content_digest",
-    "quality",
-    "num_chars",
-)
 
 
 class DeduplicatedDocuments(Record):
@@ -96,35 +82,32 @@ def deduplicate_documents(
     spark = spark_session(resources)
     previous.check_signatures(recipe)
     files = documents.files("documents/*.parquet")
-    num_in, num_parts = documents.record.num_documents, num_files(documents.record.num_bytes)
-    signing = signing_of(recipe, resources.shuffle_partitions, num_parts)
-    frame = _meta(spark, files, previous.document_files, resources)
-    previous.check_ids(frame)
-    output.report(Progress(0, num_in, "documents", "URLs and digests"))
-    pages = page_duplicates(frame)
-    others = frame if pages is None else frame.join(pages.select("id"), "id", "left_anti")
-    grouped = with_exact_groups(others).persist()
-    output.report(Progress(0, num_in, "documents", "signatures"))
-    ids = exact_survivors(grouped).where("not is_earlier").select("id")
+    num_in, num_files_out = documents.record.num_documents, num_files(documents.record.num_bytes)
+    signing = signing_of(recipe, resources.shuffle_partitions, num_files_out)
+    previous.check_ids(spark, files, resources)
+    output.report(Progress(0, num_in, "documents", "URLs, digests and signatures"))
+    ranked = _ranked(spark, files, previous.document_files, resources).persist()
+    grouped = _grouped(ranked, resources.shuffle_partitions).persist()
     near = near_duplicates(
-        ids, files, previous.signature_rows(spark), previous.document_files, signing, recipe.threshold
+        grouped.where(f"kind = '{SURVIVORS}'"),
+        files,
+        previous.signature_rows(spark),
+        previous.document_files,
+        signing,
+        recipe.threshold,
     )
+    ranked.unpersist()
     output.report(Progress(num_in, num_in, "documents", f"{near.num_edges} verified pairs"))
     components = connected_components(near.edges, near.num_edges, output, "rounds", resources)
-    verdicts = verdicts_of(grouped, components, pages).persist()
-    clusters = largest_clusters(verdicts, [*files, *previous.document_files])
+    settled = _settled(grouped, components, resources.shuffle_partitions).persist()
+    verdicts = _verdicts(grouped, settled, near.edges, signing).persist()
+    counted, clusters = _summary(settled, verdicts, [*files, *previous.document_files])
     check_cluster_share(clusters, recipe)
-    _check_removed_share(verdicts, recipe)
-    reasons = _write_removed(verdicts, near.edges, output)
-    survivors = (
-        verdicts.where("reason = ''")
-        .select("id", "cluster")
-        .mapInArrow(partial(send_marks, num_files=num_parts), PARCEL_COLUMNS)
-    )
-    to_write = near.signatures.unionByName(survivors).repartitionById(num_parts, "target")
-    counts = _write_survivors(to_write, files, num_parts, recipe, output)
+    _check_removed_share(counted, verdicts, files, recipe)
+    reasons = _write_removed(verdicts, output)
+    counts = _write_survivors(near.signatures, verdicts, files, num_files_out, recipe, output)
     check_counts(counts, reasons, num_in)
-    for cached in (grouped, verdicts):
+    for cached in (grouped, settled, verdicts):
         cached.unpersist()
     near.release()
     output.remove("rounds")
@@ -139,65 +122,114 @@ def deduplicate_documents(
     )
 
 
-def _meta(
+def _ranked(
     spark: SparkSession, files: list[StoredFile], earlier: list[StoredFile], resources: SparkResources
 ) -> DataFrame:
-    """META_COLUMNS and is_earlier of the documents and of those that earlier runs kept."""
-    from pyspark.sql import functions as F
+    """Parcels of send_ranked, for the documents and those that earlier runs kept."""
+    count = resources.shuffle_partitions
 
-    def read(files: list[StoredFile], is_earlier: bool) -> DataFrame:
-        return read_documents(spark, files, resources, *META_COLUMNS).withColumn("is_earlier", F.lit(is_earlier))
+    def read(files: list[StoredFile], is_new: bool) -> DataFrame:
+        sender = partial(send_ranked, is_new=is_new, num_partitions=count)
+        return send_documents(spark, files, resources, sender, META_COLUMNS)
 
-    frame = read(files, False)
-    return frame.unionByName(read(earlier, True)) if earlier else frame
+    ranked = read(files, True)
+    return ranked.unionByName(read(earlier, False)) if earlier else ranked
 
 
-def _write_removed(verdicts: DataFrame, edges: DataFrame, output: Output) -> dict[str, int]:
+def _grouped(ranked: DataFrame, count: int) -> DataFrame:
+    """Parcels of exact_groups."""
+    pieces = delivered(ranked.where(f"kind = '{PIECES}'"), count)
+    lost = pieces.mapInArrow(partial(page_losses, num_partitions=count), PARCEL_COLUMNS)
+    compared = delivered(ranked.where(f"kind = '{RANKED}'").unionByName(lost), count)
+    return compared.mapInArrow(partial(exact_groups, num_partitions=count), PARCEL_COLUMNS)
+
+
+def _settled(grouped: DataFrame, components: DataFrame, count: int) -> DataFrame:
+    """Parcels of settle_clusters, for components (id, root)."""
+    roots = components.mapInArrow(partial(send_roots, num_partitions=count), PARCEL_COLUMNS)
+    compared = grouped.where(f"kind <> '{FOLLOWERS}'").unionByName(roots)
+    members = delivered(compared, count).mapInArrow(partial(send_members, num_partitions=count), PARCEL_COLUMNS)
+    settler = partial(settle_clusters, num_partitions=count, min_removed=MIN_JUDGED_DOCUMENTS)
+    return delivered(members, count).mapInArrow(settler, PARCEL_COLUMNS)
+
+
+def _verdicts(grouped: DataFrame, settled: DataFrame, edges: DataFrame, signing: Signing) -> DataFrame:
+    """Parcels of give_verdicts."""
+    count = signing.num_partitions
+    links = edges.mapInArrow(partial(send_links, num_partitions=count), PARCEL_COLUMNS)
+    decided = grouped.where(f"kind <> '{EARLIER}'").unionByName(settled.where(f"kind = '{MOVED}'")).unionByName(links)
+    giver = partial(give_verdicts, num_partitions=count, num_files=signing.num_files)
+    return delivered(decided, count).mapInArrow(giver, PARCEL_COLUMNS)
+
+
+def _summary(
+    settled: DataFrame, verdicts: DataFrame, files: list[StoredFile]
+) -> tuple[list[dict[str, Any]], tuple[DuplicateCluster, ...]]:
+    """Rows of COUNTED, one per collection, and the largest clusters."""
+    counts = verdicts.where(f"kind = '{COUNTED}'").unionByName(settled.where(f"kind = '{CLUSTERS}'"))
+    summed = counts.repartition(1).mapInArrow(partial(sum_up, files=files), PARCEL_COLUMNS)
+    tables = unpacked(iter(summed.toArrow().to_batches()))
+    counted = tables[COUNTED].to_pylist() if COUNTED in tables else []
+    num_documents = {row["collection"]: row["num_documents"] for row in counted}
+    return counted, largest_clusters(tables[LARGEST], num_documents) if LARGEST in tables else ()
+
+
+def _write_removed(verdicts: DataFrame, output: Output) -> dict[str, int]:
     """dropped.parquet, and neighbours.parquet: of every near-duplicate the verified neighbour that it is most similar
     to. Gives the dropped documents by reason."""
-    from pyspark.sql import functions as F
-
-    dropped = names_of(DROPPED_COLUMNS)
-    counts = write_table(verdicts.where("reason <> ''").select(*dropped), output, "dropped.parquet", "reason")
-    unlike = (-F.col("num_shared") / F.col("num_union")).alias("unlike")
-    best = F.min(F.struct(unlike, "neighbour_id", "num_shared", "num_union")).alias("best")
-    nearest = edges.mapInArrow(list_neighbours, NEIGHBOUR_COLUMNS).groupBy("id").agg(best)
-    removed = verdicts.where(f"reason = '{NEAR}'").select("id", "kept_id").join(nearest, "id")
-    columns = ("id", "kept_id", "best.neighbour_id", "best.num_shared", "best.num_union")
-    write_table(removed.select(*columns, (-F.col("best.unlike")).alias("similarity")), output, "neighbours.parquet")
+    removed = verdicts.where(f"kind in ('{DROPPED}', '{NEIGHBOURS}')").repartition(1)
+    parts = removed.sortWithinPartitions("kind", "target").mapInArrow(
+        partial(write_removed, directory=output.uri), PART_COLUMNS
+    )
+    made, counts = read_part_rows(parts.collect())
+    output.add(made)
+    written = {file.uri for file in made}
+    for name, schema in removed_schemas().items():
+        if f"{output.uri}/{name}" not in written:
+            write_empty(schema.empty_table(), output, name)
     return count_reasons(counts)
 
 
 def _write_survivors(
-    parcels: DataFrame, files: list[StoredFile], num_parts: int, recipe: DeduplicationRecipe, output: Output
+    signatures: DataFrame,
+    verdicts: DataFrame,
+    files: list[StoredFile],
+    count: int,
+    recipe: DeduplicationRecipe,
+    output: Output,
 ) -> Counts:
     """documents/ and signatures/; counts the documents by domain."""
     import pyarrow as pa
 
     metadata = signing_metadata(recipe)
-    writer = partial(
-        write_survivors, files=files, directory=output.uri, num_files=num_parts, signature_metadata=metadata
-    )
-    made, counts = read_part_rows(parcels.mapInArrow(writer, PART_COLUMNS).collect())
+    writer = partial(write_survivors, files=files, directory=output.uri, num_files=count, signature_metadata=metadata)
+    sent = delivered(signatures.unionByName(verdicts.where(f"kind = '{MARKS}'")), count)
+    made, counts = read_part_rows(sent.mapInArrow(writer, PART_COLUMNS).collect())
     output.add(made)
     if not made:  # nothing survived: readers find the columns
-        columns = empty_table(columns_of(parcels.sparkSession, files[0]))
+        columns = empty_table(columns_of(verdicts.sparkSession, files[0]))
         documents = with_marks(columns, pa.table({"cluster": pa.array([], pa.string())}))
         write_empty(documents, output, f"documents/{part_name(0)}")
         write_empty(signature_schema(metadata).empty_table(), output, f"signatures/{part_name(0)}")
     return counts
 
 
-def _check_removed_share(verdicts: DataFrame, recipe: DeduplicationRecipe) -> None:
-    from pyspark.sql import functions as F
+def _check_removed_share(
+    counted: list[dict[str, Any]], verdicts: DataFrame, files: list[StoredFile], recipe: DeduplicationRecipe
+) -> None:
+    above = sorted(
+        (row["collection"], "", row["num_removed"], row["num_documents"])
+        for row in counted
+        if row["num_documents"] >= MIN_JUDGED_DOCUMENTS
+        and row["num_removed"] > recipe.max_removed_share * row["num_documents"]
+    )
+    if not above:
+        return
 
     def shown(_: str, collection: str, __: str) -> list[str]:
-        lost = (
-            verdicts.where((F.col("collection") == collection) & (F.col("reason") != ""))
-            .orderBy("id")
-            .take(NUM_EXAMPLES)
-        )
-        return [f"{row.source} ({row.reason}, {row.id} -> {row.kept_id})" for row in lost]
+        example = partial(removed_examples, collection=collection, files=files, count=NUM_EXAMPLES)
+        lost = verdicts.where(f"kind = '{DROPPED}'").mapInArrow(example, EXAMPLE_COLUMNS).orderBy("id")
+        return [f"{row.source} ({row.reason}, {row.id} -> {row.kept_id})" for row in lost.take(NUM_EXAMPLES)]
 
     ceiling = Ceiling(
         "deduplicate.max_removed_share",
@@ -206,6 +238,4 @@ def _check_removed_share(verdicts: DataFrame, recipe: DeduplicationRecipe) -> No
         "Look whether a template makes different pages look alike; then raise deduplicate.threshold or "
         "max_removed_share",
     )
-    gone = F.when(F.col("reason") != "", 1).otherwise(0).alias("removed")
-    judged = verdicts.select("collection", F.lit("").alias("reason"), F.lit(1).alias("amount"), gone)
-    check_removed_share(judged, (COLLECTION,), ceiling, shown)
+    refuse_above(COLLECTION, above, ceiling, shown)

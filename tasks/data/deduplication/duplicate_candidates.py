@@ -22,7 +22,7 @@ from tasks.data.deduplication.minhash import (
     signatures,
     sketches,
 )
-from tasks.data.records.documents_by_id import read_by_id, sorted_ids
+from tasks.data.records.documents_by_id import read_by_id
 from tasks.data.records.parcels import PARCEL_ROWS, addressed, id_numbers, id_range, id_strings, parcels, unpacked
 from tasks.data.text.text_chunks import chunk_bounds
 from tasks.data.text.words import mix
@@ -45,7 +45,6 @@ LARGE_BUCKET_CENTRES = 4
 """Each document of a large bucket is also paired with this many that are most like the bucket as a whole. Of 3,000
 edited copies that are each similar only to their original, the window would pair one in five with it."""
 SKETCH_BITS = 64
-NEIGHBOUR_COLUMNS = "id string, neighbour_id string, num_shared long, num_union long"
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Signing:
 def sign_documents(
     batches: Iterator[pa.RecordBatch], files: list[StoredFile], signing: Signing
 ) -> Iterator[pa.RecordBatch]:
-    """KEYS and SIGNATURES parcels of the documents with the ids of these batches; those without any word have
+    """KEYS and SIGNATURES parcels of the documents whose `id` is in these parcels; those without any word have
     neither."""
     for ids, signed in _gathered(_signed(batches, files, signing), PARCEL_ROWS // signing.num_bands):
         yield from signing.keys(ids, signed, is_new=True)
@@ -114,7 +113,8 @@ def read_signatures(path: str) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
 def _signed(
     batches: Iterator[pa.RecordBatch], files: list[StoredFile], signing: Signing
 ) -> Iterator[tuple[U64, NDArray[np.uint32]]]:
-    for chunk in _chunks(read_by_id(files, sorted_ids(batches), ["id", "text"])):
+    ids = [np.empty(0, np.uint64), *(table.column("id").to_numpy() for table in unpacked(batches).values())]
+    for chunk in _chunks(read_by_id(files, np.sort(np.concatenate(ids)), ["id", "text"])):
         shingles, offsets = shingles_of(chunk.column("text").to_pylist(), signing.ngram_size)
         has_words = np.diff(offsets) > 0
         yield id_numbers(chunk.column("id"))[has_words], signatures(shingles, offsets, signing.permuted_by)[has_words]
@@ -283,19 +283,6 @@ def verify_pairs(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterato
     )
     if edges.num_rows:
         yield from parcels(EDGES, 0, edges)
-
-
-def list_neighbours(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """NEIGHBOUR_COLUMNS from EDGES parcels, with both directions of each pair."""
-    import pyarrow as pa
-
-    for edges in unpacked(batches).values():
-        sides = [id_strings(edges.column(name).to_numpy()) for name in ("left", "right")]
-        counts = [edges.column(name).combine_chunks() for name in ("num_shared", "num_union")]
-        for own, other in (sides, sides[::-1]):
-            yield from pa.table(
-                [own, other, *counts], names=["id", "neighbour_id", "num_shared", "num_union"]
-            ).to_batches()
 
 
 def _partition_of(ids: U64, num_partitions: int) -> NDArray[np.int64]:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from infra.step import Record
-from tasks.data.deduplication.duplicate_verdicts import NEAR
-from tasks.data.records.documents_by_id import named_rows
-from tasks.data.records.removed_share import MIN_JUDGED_DOCUMENTS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    import pyarrow as pa
 
-    from configs.files.stored_files import StoredFile
     from configs.schema import DeduplicationRecipe
-
-NUM_SHOWN = 10
-SHOWN_CHARS = 120
 
 
 class DuplicateCluster(Record):
@@ -43,42 +35,14 @@ class DuplicateCluster(Record):
         )
 
 
-def largest_clusters(verdicts: DataFrame, files: list[StoredFile]) -> tuple[DuplicateCluster, ...]:
-    """Those that remove MIN_JUDGED_DOCUMENTS documents of a source or more, the largest first, NUM_SHOWN of them.
-
-    verdicts: (id, collection, source, reason, kept_id, cluster); files: documents, those of earlier runs among
-    them."""
-    from pyspark.sql import functions as F
-
-    totals = verdicts.groupBy("collection").agg(F.count("id").alias("num_documents"))
-    near = verdicts.where(F.col("reason") == NEAR).groupBy("cluster", "collection")
-    clusters = near.agg(
-        F.count("id").alias("num_removed"), F.min("kept_id").alias("kept_id"), F.min("id").alias("removed_id")
-    )
-    large = clusters.where(F.col("num_removed") >= MIN_JUDGED_DOCUMENTS)
-    rows = (
-        large.join(F.broadcast(totals), "collection")
-        .orderBy(F.desc("num_removed"), "cluster", "collection")
-        .take(NUM_SHOWN)
-    )
-    wanted = [identity for row in rows for identity in (row.kept_id, row.removed_id)]
-    texts = {}
-    if wanted:
-        start = F.substring("text", 1, SHOWN_CHARS).alias("text")
-        ids = verdicts.sparkSession.createDataFrame([(one,) for one in wanted], "id string").repartition(1)
-        shown = ids.mapInArrow(partial(named_rows, files=files, columns=["id", "text"]), "id string, text string")
-        texts = {row.id: " ".join(row.text.split()) for row in shown.select("id", start).collect()}
+def largest_clusters(clusters: pa.Table, num_documents: dict[str, int]) -> tuple[DuplicateCluster, ...]:
+    """The LARGEST of duplicate_summary, the largest first; num_documents: of every collection."""
     largest = [
         DuplicateCluster(
-            collection=row.collection,
-            num_removed=row.num_removed,
-            num_documents=row.num_documents,
-            kept_id=row.kept_id,
-            kept=texts[row.kept_id],
-            removed_id=row.removed_id,
-            removed=texts[row.removed_id],
+            num_documents=num_documents[row["collection"]],
+            **row | {side: " ".join(row[side].split()) for side in ("kept", "removed")},
         )
-        for row in rows
+        for row in clusters.to_pylist()
     ]
     return tuple(sorted(largest, key=lambda one: (-one.num_removed, one.collection, one.kept_id)))
 

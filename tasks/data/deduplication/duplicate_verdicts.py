@@ -1,128 +1,131 @@
-"""Decides which documents are kept and which are dropped, on Spark frames of ids and scores.
-
-It judges records of one page, equal contents, and clusters of near-duplicates.
-"""
+"""Decides which new documents are kept and which are dropped. Runs in executors: imports no Spark."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tasks.data.deduplication.page_urls import PAGE_RECORD_COLUMNS, page_records
-from tasks.data.records.documents import CODE, COMMIT
+import numpy as np
+
+from tasks.data.deduplication.document_ranks import group_starts, matching_rows
+from tasks.data.deduplication.duplicate_candidates import EDGES
+from tasks.data.deduplication.exact_groups import FOLLOWERS, NEAR, REASONS, SURVIVORS
+from tasks.data.deduplication.settled_clusters import MOVED
+from tasks.data.records.documents_by_id import MARKS
+from tasks.data.records.parcels import addressed, id_range, parcels, unpacked
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    import pyarrow as pa
 
-URL, EXACT, NEAR = "duplicate_url", "exact_duplicate", "near_duplicate"
-UNPAGED_DOMAINS = (CODE, COMMIT)
-"""Domains whose URLs name repositories and commits, which many documents share."""
-MAX_RECORDS_PER_FILE = 3
-"""Records of one source file that may share a URL; a URL of more records names a site, a book or a package, not a page,
-and is not compared."""
+LINKS, DROPPED, NEIGHBOURS, COUNTED = "links", "dropped", "neighbours", "counted"
 
 
-def survivor_order(quality: str = "quality", num_chars: str = "num_chars", identity: str = "id") -> Column:
-    """The order whose smallest document is kept: those that earlier runs kept, then quality (none last), length, id."""
-    from pyspark.sql import functions as F
+def send_links(batches: Iterator[pa.RecordBatch], num_partitions: int) -> Iterator[pa.RecordBatch]:
+    """LINKS parcels (id, neighbour, num_shared, num_union) from EDGES parcels: both directions of each pair, addressed
+    by id."""
+    edges = unpacked(batches).get(EDGES)
+    if edges is None:
+        return
+    for own, other in (("left", "right"), ("right", "left")):
+        links = edges.select([own, other, "num_shared", "num_union"])
+        links = links.rename_columns(["id", "neighbour", "num_shared", "num_union"])
+        yield from addressed(LINKS, links, id_range(links.column("id").to_numpy(), num_partitions))
 
-    return F.struct(
-        (~F.col("is_earlier")).alias("is_new"),
-        F.col(quality).isNull().alias("is_unscored"),
-        (-F.col(quality)).alias("flaws"),
-        (-F.col(num_chars)).alias("shortness"),
-        F.col(identity).alias("id"),
+
+def give_verdicts(batches: Iterator[pa.RecordBatch], num_partitions: int, num_files: int) -> Iterator[pa.RecordBatch]:
+    """From SURVIVORS, FOLLOWERS, MOVED and LINKS parcels the verdicts of new documents.
+
+    MARKS (id, cluster) of those that are kept are addressed to their file. DROPPED (id, kept, reason, collection), and
+    NEIGHBOURS of those dropped as near-duplicates, are addressed by id, and COUNTED (collection, num_documents,
+    num_removed) to one task."""
+    import pyarrow as pa
+
+    received = unpacked(batches)
+    if SURVIVORS not in received and FOLLOWERS not in received:
+        return
+    moved = received[MOVED].sort_by("id") if MOVED in received else None
+    dropped, collections = [], []
+    if SURVIVORS in received:
+        survivors = received[SURVIVORS]
+        kept, cluster, stays = _settled(survivors, moved)
+        marks = pa.table({"id": survivors.column("id"), "cluster": cluster}).filter(pa.array(stays))
+        yield from addressed(MARKS, marks, id_range(marks.column("id").to_numpy(), num_files))
+        reasons = np.full(len(kept), REASONS.index(NEAR), dtype=np.int8)
+        near = _dropped(survivors, kept, reasons).filter(pa.array(~stays))
+        if near.num_rows:
+            neighbours = _neighbours(near, received[LINKS])
+            yield from addressed(NEIGHBOURS, neighbours, id_range(neighbours.column("id").to_numpy(), num_partitions))
+        dropped.append(near)
+        collections.append(survivors.select(["collection"]))
+    if FOLLOWERS in received:
+        followers = received[FOLLOWERS]
+        dropped.append(_dropped(followers, _followed(followers, moved), followers.column("reason").to_numpy()))
+        collections.append(followers.select(["collection"]))
+    removed = pa.concat_tables(dropped).combine_chunks()
+    yield from addressed(DROPPED, removed, id_range(removed.column("id").to_numpy(), num_partitions))
+    yield from parcels(COUNTED, 0, _counted(pa.concat_tables(collections), removed))
+
+
+def _settled(survivors: pa.Table, moved: pa.Table | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(kept, cluster, whether it stays) of survivors, most of which are in no cluster."""
+    ids = survivors.column("id").to_numpy()
+    kept, cluster, stays = ids.copy(), survivors.column("smallest").to_numpy().copy(), np.ones(len(ids), dtype=bool)
+    if moved is not None:
+        rows, is_moved = matching_rows(moved.column("id").to_numpy(), ids)
+        kept[is_moved], cluster[is_moved] = (moved.column(name).to_numpy()[rows] for name in ("kept", "cluster"))
+        stays[is_moved] = (kept[is_moved] == ids[is_moved]) & moved.column("is_kept_new").to_numpy()[rows]
+    return kept, cluster, stays
+
+
+def _followed(followers: pa.Table, moved: pa.Table | None) -> np.ndarray:
+    """What is kept for followers."""
+    kept, is_final = followers.column("same").to_numpy().copy(), followers.column("is_final").to_numpy()
+    if moved is not None:
+        rows, is_moved = matching_rows(moved.column("id").to_numpy(), kept)
+        kept[is_moved] = np.where(is_final[is_moved], kept[is_moved], moved.column("kept").to_numpy()[rows])
+    return kept
+
+
+def _dropped(documents: pa.Table, kept: np.ndarray, reasons: np.ndarray) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table({"id": documents.column("id"), "kept": kept, "reason": reasons}).append_column(
+        "collection", documents.column("collection")
     )
 
 
-def page_duplicates(frame: DataFrame) -> DataFrame | None:
-    """(id, collection, source, kept_id) of the new documents whose record has the page URL of a better one; None where
-    no two records share a page. All pieces of a record are dropped or kept together; the kept record is named by its
-    first piece."""
-    from pyspark.sql import functions as F
+def _neighbours(near: pa.Table, links: pa.Table) -> pa.Table:
+    """(id, kept, neighbour, num_shared, num_union): of every near-duplicate the most similar neighbour, the smallest of
+    several."""
+    import pyarrow as pa
 
-    paged = frame.where((F.col("url") != "") & ~F.col("domain").isin(*UNPAGED_DOMAINS))
-    paged = paged.select("id", "source", "offset", "piece", "is_earlier", "quality", "num_chars", "url")
-    pieces = paged.mapInArrow(page_records, PAGE_RECORD_COLUMNS)
-    records = pieces.groupBy("page", "file", "source", "offset", "is_earlier").agg(
-        F.max("quality").alias("quality"),
-        F.sum("num_chars").alias("num_chars"),
-        F.min(F.struct("piece", "id")).alias("head"),
+    own, other, shared, union = (
+        links.column(name).to_numpy() for name in ("id", "neighbour", "num_shared", "num_union")
     )
-    best = F.min(survivor_order(identity="head.id")).alias("best")
-    in_file = records.groupBy("page", "file").agg(best, F.count("offset").alias("num_records"))
-    pages = in_file.groupBy("page").agg(
-        F.min("best").alias("best"),
-        F.sum("num_records").alias("num_records"),
-        F.max("num_records").alias("most_in_file"),
+    order = np.lexsort((other, -(shared / union), own))
+    best = links.take(pa.array(order[group_starts(own[order])]))
+    near = near.sort_by("id")
+    rows, is_dropped = matching_rows(near.column("id").to_numpy(), best.column("id").to_numpy())
+    best = best.filter(pa.array(is_dropped))
+    assert best.num_rows == near.num_rows, "every near-duplicate has a verified neighbour"
+    return best.add_column(1, "kept", pa.array(near.column("kept").to_numpy()[rows])).combine_chunks()
+
+
+def _counted(documents: pa.Table, removed: pa.Table) -> pa.Table:
+    """(collection, num_documents, num_removed) of both."""
+    import pyarrow as pa
+
+    def ones_and_zeros(table: pa.Table, is_removed: bool) -> pa.Table:
+        counts = [np.full(table.num_rows, int(is_removed is counted)) for counted in (False, True)]
+        return pa.table([table.column("collection"), *counts], names=["collection", "num_documents", "num_removed"])
+
+    return summed_counts(pa.concat_tables([ones_and_zeros(documents, False), ones_and_zeros(removed, True)]))
+
+
+def summed_counts(counts: pa.Table) -> pa.Table:
+    """COUNTED columns, one row per collection."""
+    names = ["num_documents", "num_removed"]
+    summed = (
+        counts.combine_chunks().group_by("collection", use_threads=False).aggregate([(name, "sum") for name in names])
     )
-    shared = pages.where(f"num_records > 1 and most_in_file <= {MAX_RECORDS_PER_FILE}").select(
-        "page", F.col("best.id").alias("kept_id")
-    )
-    if shared.isEmpty():
-        return None
-    lost = (
-        records.join(shared, "page")
-        .where("head.id <> kept_id and not is_earlier")
-        .select("source", "offset", "kept_id")
-    )
-    return (
-        frame.where("not is_earlier").join(lost, ["source", "offset"]).select("id", "collection", "source", "kept_id")
-    )
-
-
-def with_exact_groups(frame: DataFrame) -> DataFrame:
-    """(id, collection, source, is_earlier, best, smallest) of every document: the kept document of its content, and
-    the smallest id of them."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    equal = Window.partitionBy("content_digest")
-    best, smallest = F.min("rank").over(equal).alias("best"), F.min("id").over(equal).alias("smallest")
-    ranked = frame.select("id", "collection", "source", "is_earlier", "content_digest", survivor_order().alias("rank"))
-    return ranked.select("id", "collection", "source", "is_earlier", best, smallest)
-
-
-def exact_survivors(grouped: DataFrame) -> DataFrame:
-    """The rows of with_exact_groups whose document is kept for its content: those that are compared with each other."""
-    return grouped.where("id = best.id and is_earlier <> best.is_new")
-
-
-def verdicts_of(grouped: DataFrame, components: DataFrame, pages: DataFrame | None) -> DataFrame:
-    """(id, collection, source, reason, kept_id, cluster) of every new document; a survivor has no reason and is its own
-    kept_id.
-
-    grouped: with_exact_groups; pages: page duplicates, which are not in it; None for none. The document kept instead of
-    one may itself be a duplicate of another."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    members = exact_survivors(grouped).select("id", "best", "smallest").join(components, "id")
-    cluster = Window.partitionBy("root")
-    kept, smallest = F.min("best").over(cluster).alias("kept"), F.min("smallest").over(cluster).alias("cluster")
-    moved = members.select(F.col("id").alias("same"), kept, smallest)
-    new = grouped.where("not is_earlier").withColumn("same", F.col("best.id"))
-    resolved = new.join(moved, "same", "left").select(
-        "id",
-        "collection",
-        "source",
-        ((F.col("id") == F.col("same")) & F.col("best.is_new")).alias("is_near"),
-        F.coalesce("kept", "best").alias("kept"),
-        F.coalesce("cluster", "smallest").alias("cluster"),
-    )
-    stays = (F.col("id") == F.col("kept.id")) & F.col("kept.is_new")
-    reason = F.when(stays, F.lit("")).when(F.col("is_near"), F.lit(NEAR)).otherwise(F.lit(EXACT)).alias("reason")
-    compared = resolved.select("id", "collection", "source", reason, F.col("kept.id").alias("kept_id"), "cluster")
-    if pages is None:
-        return compared
-    final = compared.select(F.col("id").alias("page_id"), F.col("kept_id").alias("final_id"), "cluster")
-    joined = pages.join(final, F.col("kept_id") == F.col("page_id"), "left")
-    kept = F.coalesce("final_id", "kept_id").alias("kept_id")
-    gone = joined.select(
-        "id",
-        "collection",
-        "source",
-        F.lit(URL).alias("reason"),
-        kept,
-        F.coalesce("cluster", "kept_id").alias("cluster"),
-    )
-    return compared.unionByName(gone)
+    return summed.rename_columns({f"{name}_sum": name for name in names})

@@ -17,11 +17,12 @@ from infra.step import digest_of
 from infra.storage.store import hash_file
 from tasks.data.deduplication.minhash import signing_metadata
 from tasks.data.deduplication.survivor_parts import SIGNATURE_METADATA
+from tasks.data.records.document_files import read_documents
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from configs.schema import DeduplicationRecipe
+    from configs.schema import DeduplicationRecipe, SparkResources
 
 FIX = "name directories that deduplicate_documents wrote, or none, under data.recipe.deduplicate.previous"
 
@@ -50,9 +51,11 @@ class EarlierDocuments:
 
     def signature_rows(self, spark: SparkSession) -> DataFrame | None:
         """(path) of every signature file; None where there is none."""
+        import pyarrow as pa
+
         if not self.signature_paths:
             return None
-        return spark.createDataFrame([(path,) for path in self.signature_paths], "path string").repartition("path")
+        return spark.createDataFrame(pa.table({"path": self.signature_paths})).repartition("path")
 
     def check_signatures(self, recipe: DeduplicationRecipe) -> None:
         """Raises ValueError where signatures were made in another way than `recipe` makes them: they are not
@@ -73,16 +76,19 @@ class EarlierDocuments:
                     "words)"
                 )
 
-    def check_ids(self, frame: DataFrame) -> None:
-        """Raises ValueError where a new document has the id of an earlier one with another text: `frame` holds both
-        (is_earlier)."""
+    def check_ids(self, spark: SparkSession, files: list[StoredFile], resources: SparkResources) -> None:
+        """Raises ValueError where a document of `files` has the id of an earlier one with another text."""
         from pyspark.sql import functions as F
 
         if not self.document_paths:
             return
-        columns = F.col("id"), F.col("source"), F.col("content_digest").alias("digest")
-        earlier = frame.where("is_earlier").select(F.col("id"), F.col("content_digest").alias("earlier_digest"))
-        changed = frame.where("not is_earlier").select(*columns).join(earlier, "id").where("digest <> earlier_digest")
+        digest = F.col("content_digest")
+        new = read_documents(spark, files, resources, "id", "source", "content_digest")
+        earlier = read_documents(spark, self.document_files, resources, "id", "content_digest")
+        both = new.select("id", "source", digest.alias("digest")).join(
+            earlier.select("id", digest.alias("earlier_digest")), "id"
+        )
+        changed = both.where("digest <> earlier_digest")
         examples = changed.orderBy("id").take(1)
         if examples:
             raise ValueError(

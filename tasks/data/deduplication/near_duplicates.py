@@ -21,7 +21,6 @@ from tasks.data.deduplication.duplicate_candidates import (
     want_shingles,
 )
 from tasks.data.deduplication.minhash import banding, permutations
-from tasks.data.records.document_files import id_range_column
 from tasks.data.records.parcels import PARCEL_COLUMNS
 
 if TYPE_CHECKING:
@@ -67,26 +66,27 @@ def near_duplicates(
     signing: Signing,
     threshold: float,
 ) -> NearDuplicates:
-    """Verified pairs among the documents `ids` (id) of `files`, and between them and earlier ones.
+    """Verified pairs among the documents `ids` of `files`, and between them and earlier ones.
 
-    stored: rows (path) of the files of earlier signatures; earlier: the files of their documents."""
+    ids: parcels with a column `id`, each addressed to its id_range; stored: rows (path) of the files of earlier
+    signatures; earlier: the files of their documents."""
     count = signing.num_partitions
-    by_range = ids.select("id").repartitionById(count, id_range_column(count))
-    sent = by_range.mapInArrow(partial(sign_documents, files=files, signing=signing), PARCEL_COLUMNS).persist()
+    signer = partial(sign_documents, files=files, signing=signing)
+    sent = delivered(ids, count).mapInArrow(signer, PARCEL_COLUMNS).persist()
     keys = sent.where(f"kind = '{KEYS}'")
     if stored is not None:
         keys = keys.unionByName(stored.mapInArrow(partial(send_stored_keys, signing=signing), PARCEL_COLUMNS))
-    pairs = _delivered(keys, count).mapInArrow(partial(pair_candidates, num_partitions=count), PARCEL_COLUMNS)
-    wanted = _delivered(pairs, count).mapInArrow(partial(want_shingles, num_partitions=count), PARCEL_COLUMNS).persist()
+    pairs = delivered(keys, count).mapInArrow(partial(pair_candidates, num_partitions=count), PARCEL_COLUMNS)
+    wanted = delivered(pairs, count).mapInArrow(partial(want_shingles, num_partitions=count), PARCEL_COLUMNS).persist()
     sender = partial(send_shingles, files=[*files, *earlier], ngram_size=signing.ngram_size)
-    shingles = _delivered(wanted.where(f"kind = '{WANTED}'"), count).mapInArrow(sender, PARCEL_COLUMNS)
-    compared = _delivered(wanted.where(f"kind = '{PAIRS}'").unionByName(shingles), count)
+    shingles = delivered(wanted.where(f"kind = '{WANTED}'"), count).mapInArrow(sender, PARCEL_COLUMNS)
+    compared = delivered(wanted.where(f"kind = '{PAIRS}'").unionByName(shingles), count)
     edges = compared.mapInArrow(partial(verify_pairs, threshold=threshold), PARCEL_COLUMNS).persist()
     num_edges = sum(row.num_rows for row in edges.where(f"kind = '{EDGES}'").select("num_rows").collect())
     wanted.unpersist()
     return NearDuplicates(sent, edges, num_edges)
 
 
-def _delivered(parcels: DataFrame, count: int) -> DataFrame:
+def delivered(parcels: DataFrame, count: int) -> DataFrame:
     """Every parcel in the partition that it is addressed to."""
     return parcels.repartitionById(count, "target")

@@ -11,18 +11,12 @@ result (benchmarks/data/page_urls.py). Runs in executors: imports no Spark.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
-
-from tasks.data.records.documents import names_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PAGE_RECORD_COLUMNS = (
-    "id string, source string, offset long, piece long, is_earlier boolean, quality double, "
-    "num_chars long, page string, file string"
-)
 URL = r"^(?i:https?)://(?:[^/?#@]*@)?(?P<host>[^/?#:]+)(?P<port>:[0-9]*)?(?P<path>[^?#]*)(?P<query>\?[^#]*)?(?P<route>#[!/].*)?(?:#.*)?$"
 TRACKING = r"(?i)([?&])(?:utm_[^=&]*|gclid|dclid|fbclid|msclkid|yclid|igshid|mc_cid|mc_eid|_ga|ref_src|phpsessid|jsessionid)=[^&]*"  # noqa: E501
 SESSION = r"(?i);(?:jsessionid|phpsessid)=[^/;]*"
@@ -92,17 +86,3 @@ def _in_unicode(host: str) -> str:
         except UnicodeError:
             labels.append(label)
     return ".".join(labels)
-
-
-def page_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """PAGE_RECORD_COLUMNS of the documents that have a page URL; file: the source file of the record."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    names = names_of(PAGE_RECORD_COLUMNS)
-    for batch in batches:
-        page = normalised_urls(batch.column("url"))
-        file = pc.replace_substring_regex(batch.column("source"), pattern="!.*$", replacement="")  # pyright: ignore[reportAttributeAccessIssue]
-        columns = {"page": page, "file": file}
-        arrays = [columns[name] if name in columns else batch.column(name) for name in names]
-        yield pa.RecordBatch.from_arrays(arrays, names=names).filter(pc.not_equal(page, ""))  # pyright: ignore[reportAttributeAccessIssue]

@@ -32,15 +32,19 @@ def write_survivors(
     num_files: int,
     signature_metadata: dict[str, object],
 ) -> Iterator[pa.RecordBatch]:
-    """Write documents/part-N.parquet and signatures/part-N.parquet under `directory`, for MARKS and SIGNATURES parcels;
-    PART_COLUMNS of both, where only documents are counted."""
+    """Write documents/part-N.parquet and signatures/part-N.parquet under `directory`, for SIGNATURES parcels and MARKS
+    (id, cluster) as numbers; PART_COLUMNS of both, where only documents are counted."""
+    import pyarrow as pa
+
     received = unpacked(batches)
     if MARKS not in received:
         return
     marks = received[MARKS]
-    documents = write_marked_part(marks, files, f"{directory}/documents", num_files, ("domain",))
+    survivors = marks.column("id").to_numpy()
+    named = pa.table({"id": survivors, "cluster": id_strings(marks.column("cluster").to_numpy())})
+    documents = write_marked_part(named, files, f"{directory}/documents", num_files, ("domain",))
     uri = f"{directory}/signatures/{documents.file.name}"
-    signed = _write_signatures(received.get(SIGNATURES), marks.column("id").to_numpy(), uri, signature_metadata)
+    signed = _write_signatures(received.get(SIGNATURES), survivors, uri, signature_metadata)
     yield part_row(documents)
     yield part_row(WrittenPart(signed.file))
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from configs.files.stored_files import StoredFile, writing
-from tasks.data.records.documents import NUM_HASHES
+from tasks.data.records.documents import NUM_HASHES, arrow_schema, names_of
 from tasks.data.records.documents_by_id import send_marks, with_marks, write_marked
 from tasks.data.records.parcels import PARCEL_COLUMNS
 from tasks.data.records.parquet_parts import (
@@ -64,6 +64,20 @@ def map_documents(
     num_partitions = _num_partitions(files, resources)
     mapper = partial(map_slices, function=function, reader=_reader(spark, files, columns)[0])
     return slice_frame(spark, files, num_partitions).mapInArrow(mapper, schema)
+
+
+def send_documents(
+    spark: SparkSession,
+    files: list[StoredFile],
+    resources: SparkResources,
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    columns: str,
+) -> DataFrame:
+    """The parcels that `function` gives for these columns of the documents: a schema string, so that no task has to
+    look for their types."""
+    reader = partial(read_slices, columns=tuple(names_of(columns)), schema=arrow_schema(columns))
+    mapper = partial(map_slices, function=function, reader=reader)
+    return slice_frame(spark, files, _num_partitions(files, resources)).mapInArrow(mapper, PARCEL_COLUMNS)
 
 
 def _num_partitions(files: list[StoredFile], resources: SparkResources) -> int:

@@ -54,7 +54,8 @@ def named_rows(
     batches: Iterator[pa.RecordBatch], files: list[StoredFile], columns: list[str]
 ) -> Iterator[pa.RecordBatch]:
     """These columns (id among them) of the documents whose ids are in the batches: for few of many documents."""
-    return read_by_id(files, sorted_ids(batches), columns)
+    ids = [np.empty(0, np.uint64), *(id_numbers(batch.column("id")) for batch in batches)]
+    return read_by_id(files, np.sort(np.concatenate(ids)), columns)
 
 
 def read_marked(
@@ -72,11 +73,6 @@ def read_marked(
     marks = table.drop_columns("id").take(pa.array(order)).combine_chunks()
     for batch in _marked(read_by_id(files, numbers[order], columns), numbers[order], marks):
         yield batch.select([*columns, *marks.column_names])
-
-
-def sorted_ids(batches: Iterator[pa.RecordBatch]) -> NDArray[np.uint64]:
-    """The ids of all batches, ascending."""
-    return np.sort(np.concatenate([np.empty(0, np.uint64), *(id_numbers(batch.column("id")) for batch in batches)]))
 
 
 def send_marks(batches: Iterator[pa.RecordBatch], num_files: int) -> Iterator[pa.RecordBatch]:

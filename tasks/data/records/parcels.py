@@ -22,29 +22,42 @@ PARCEL_ROWS = 1 << 18
 """Rows that a sender gathers before it ships them."""
 PARCEL_BYTES = 4 * 2**20
 """Approximate size of a parcel: Spark holds several at once, in a task's memory outside the heap."""
-ID_DIGITS = 16
+HEX_DIGITS = 16
+"""Of a 64-bit number."""
 
 
 def id_numbers(ids: pa.Array | pa.ChunkedArray) -> U64:
     """Document ids as numbers."""
+    return _hex_numbers(ids, 1)[:, 0]
+
+
+def digest_numbers(digests: pa.Array | pa.ChunkedArray) -> tuple[U64, U64]:
+    """The first 128 bits of SHA-256 digests, as two numbers: as many as tell contents apart."""
+    numbers = _hex_numbers(digests, 4)
+    return numbers[:, 0], numbers[:, 1]
+
+
+def _hex_numbers(texts: pa.Array | pa.ChunkedArray, width: int) -> U64:
+    """(texts, width): the 64-bit numbers that each text writes as hex digits."""
     import pyarrow as pa
 
-    joined = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+    joined = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
     if not len(joined):
-        return np.empty(0, dtype=np.uint64)
-    width = 4 if pa.types.is_string(joined.type) else 8
+        return np.empty((0, width), dtype=np.uint64)
+    bytes_per_offset = 4 if pa.types.is_string(joined.type) else 8
     _, offsets, data = joined.buffers()
-    ends = np.frombuffer(offsets, dtype=f"<i{width}")[[joined.offset, joined.offset + len(joined)]]
+    ends = np.frombuffer(offsets, dtype=f"<i{bytes_per_offset}")[[joined.offset, joined.offset + len(joined)]]
     digits = data.to_pybytes()[int(ends[0]) : int(ends[1])]
-    assert len(digits) == ID_DIGITS * len(joined), "document ids are 16 hex digits"
-    return np.frombuffer(bytes.fromhex(digits.decode("ascii")), dtype=">u8").astype(np.uint64)
+    num_digits = HEX_DIGITS * width
+    assert len(digits) == num_digits * len(joined), f"document ids and digests are {num_digits} hex digits"
+    return np.frombuffer(bytes.fromhex(digits.decode("ascii")), dtype=">u8").astype(np.uint64).reshape(-1, width)
 
 
 def id_strings(numbers: U64) -> pa.Array:
     """Numbers as document ids."""
     import pyarrow as pa
 
-    offsets = np.arange(0, ID_DIGITS * (len(numbers) + 1), ID_DIGITS, dtype=np.int32)
+    offsets = np.arange(0, HEX_DIGITS * (len(numbers) + 1), HEX_DIGITS, dtype=np.int32)
     digits = numbers.astype(">u8").tobytes().hex().encode("ascii")
     return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(digits))
 
@@ -81,9 +94,10 @@ def addressed(kind: str, table: pa.Table, targets: NDArray[np.int64]) -> Iterato
 
     order = np.argsort(targets, kind="stable")
     present, starts = np.unique(targets[order], return_index=True)
+    sizes = np.diff(np.append(starts, len(order)))
     ordered = table.take(pa.array(order))
-    for target, start, stop in zip(present.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
-        yield from parcels(kind, target, ordered.slice(start, stop - start))
+    for target, start, size in zip(present.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+        yield from parcels(kind, target, ordered.slice(start, size))
 
 
 def parcels(kind: str, target: int, table: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,11 +52,19 @@ def check_removed_share(
             .collect()
         )
         if above:
-            name, reason, num_removed, amount = above[0]
-            more = f" (and {len(above) - 1} more)" if len(above) > 1 else ""
-            raise ValueError(
-                f"{WORDS[group]} {name or 'unknown'}: {num_removed} of {amount} {ceiling.what(reason)}, more than "
-                f"{ceiling.key} "
-                f"({ceiling.limit}) allows{more}, for example {'; '.join(examples(group, name, reason))}. "
-                f"{ceiling.advice}"
-            )
+            refuse_above(group, above, ceiling, examples)
+
+
+def refuse_above(
+    group: str, above: list[tuple[str, str, int, int]], ceiling: Ceiling, examples: Callable[[str, str, str], list[str]]
+) -> NoReturn:
+    """Raises the ValueError of groups that lose too much: (group, reason, removed, amount), of which the first is
+    shown."""
+    name, reason, num_removed, amount = above[0]
+    more = f" (and {len(above) - 1} more)" if len(above) > 1 else ""
+    raise ValueError(
+        f"{WORDS[group]} {name or 'unknown'}: {num_removed} of {amount} {ceiling.what(reason)}, more than "
+        f"{ceiling.key} "
+        f"({ceiling.limit}) allows{more}, for example {'; '.join(examples(group, name, reason))}. "
+        f"{ceiling.advice}"
+    )
