@@ -27,13 +27,35 @@ import psutil
 
 from benchmarks.results import WRITE_FLAG, report
 from tests.support.pipeline import Finished, command, environment, glm46
-from tests.support.run_processes import PROCESSES, processes_of
 
 POLL_SECONDS = 0.1
 END_SECONDS = 20
 """In which the processes of an ended run are gone."""
 RUN_SECONDS = 7200
 MAX_MESSAGE_CHARS = 300
+PROCESSES = {
+    "main": "flows.cli.command",
+    "rank": "tasks.training.worker",
+    "supervisor": "infra.jobs.supervisor",
+    "java": "org.apache.spark",
+    "spark worker": "pyspark.daemon",
+    "prefect": "prefect.server",
+    "mlflow": "mlflow.server",
+    "model server": "infra.serving.model_server",
+}
+"""Text in the command line of each kind of process."""
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Every process of a run, detached ones too: those whose environment names its home."""
+    processes = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("GLM46_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return sorted(processes, key=lambda process: process.pid)
 
 
 @dataclass

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kills import PROCESSES, processes_of
 from tests.conftest import ROOT
 from tests.support.faulty_s3 import KINDS, faulty, one_in
 from tests.support.pipeline import Finished, command, environment, glm46
-from tests.support.run_processes import PROCESSES, processes_of
 from tests.support.seven_phases import write_seven_phases
 
 SEED = int(os.environ.get("GLM46_KILL_SEED", "46"))
