@@ -116,11 +116,18 @@ def run_under_fire(scale: str, home: Path, killer: Killer) -> tuple[Finished, Co
         finished = Finished(run.returncode, home.with_suffix(".out").read_text(), home.with_suffix(".err").read_text())
         if finished.exit_code == 0:
             return finished, ends
-        message = " ".join(finished.stderr.strip().splitlines()[-1:])[-MAX_MESSAGE_CHARS:]
+        message = " ".join(_last_words(finished.stderr))[:MAX_MESSAGE_CHARS]
         print(f"  ended with {finished.exit_code}: {message}", flush=True)
         if not kills:
             raise RuntimeError(f"nothing of this run was killed, and it ended with {finished.exit_code}: {message}")
         ends[f"{finished.exit_code}: {message}"] += 1
+
+
+def _last_words(stderr: str) -> list[str]:
+    """What the command said at its end, without the lines of its stages."""
+    lines = stderr.strip().splitlines()
+    first = next((number for number, line in enumerate(lines) if line.startswith("glm46: ")), len(lines))
+    return lines[first:]
 
 
 def check_whole(finished: Finished, undisturbed: Finished, home: Path) -> None:
