@@ -39,8 +39,9 @@ class StageWindow:
 
 
 def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until: str | None) -> StageWindow:
-    """The stages between `from_stage` and `until`, both included. Raises ValueError for an unknown name, an entry
-    without weights, or a phase between them that cannot be trained.
+    """The stages between `from_stage` and `until`, both included; with weights and a given tokenizer from the first
+    phase, unless another is named. Raises ValueError for an unknown name, an entry without weights, or a phase between
+    them that cannot be trained.
 
     Data is always prepared, or taken from the store: training and evaluation read it.
     """
@@ -48,6 +49,8 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
     for option, name in (("--from", from_stage), ("--until", until)):
         if name is not None and name not in names:
             raise ValueError(f"{option} {name}: the stages of scale {scale.scale} are {', '.join(names)}")
+    if start is not None and from_stage is None and scale.data.recipe.tokenizer.kind == "given":
+        from_stage = scale.phases[0].name  # the scale is made for weights that others trained
     if (start is None) != (from_stage in (None, PREPARE_DATA)):
         raise ValueError(
             "--from STAGE and --start CHECKPOINT|HF_DIR|hf://OWNER/NAME|ALIAS go together: the one says where to "
@@ -87,6 +90,7 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
         )
     for phase in phases:
         refuse_impossible_training(scale.training_recipe(phase), phase.resources)
+        _refuse_missing_gpus(f"phase {phase.name}", phase.resources, phase.resources.num_ranks)
     if chosen != [PREPARE_DATA]:
         _refuse_impossible_job("evaluation", scale.evaluation.resources)
     if RELEASE_MODEL in chosen:
@@ -122,11 +126,16 @@ def _refuse_missing_starts(scale: Scale, phases: tuple[PhaseSection, ...]) -> No
 def _refuse_impossible_job(section: str, job: JobResources) -> None:
     if reasons := incomplete_queue(job):
         raise ValueError(f"{section}: {'; '.join(reasons)}")
+    _refuse_missing_gpus(section, job, 1)
+
+
+def _refuse_missing_gpus(section: str, job: JobResources, num_ranks: int) -> None:
+    """Raises ValueError where ranks on this machine have no GPU each; on other machines they look by themselves."""
     if job.launcher == "local" and job.device == "cuda":
         from model.device import refuse_missing_gpu
 
         try:
-            refuse_missing_gpu()
+            refuse_missing_gpu(num_ranks - 1)
         except ValueError as error:
             raise ValueError(f"{section}: {error}") from error
 

@@ -12,9 +12,10 @@ import ast
 import hashlib
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from configs.machine import with_headers
-from infra.settings_code import settings_code
+from infra.settings_code import Setting, settings_code
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLLOWED = ("tasks", "model", "data_contracts")
@@ -28,7 +29,7 @@ def code_digest(roots: tuple[str, ...], data_files: tuple[str, ...] = ()) -> str
     digest = hashlib.sha256()
     modules = closure(roots)
     for module in modules:
-        digest.update(f"{module}\n{_module_digest(module)}\n".encode())
+        digest.update(f"{module}\n{_code(module).digest}\n".encode())
     for name, code in settings_code(setting for module in modules for setting in settings(module)).items():
         digest.update(f"{name}\n{code}\n".encode())
     for name in sorted(data_files):
@@ -45,9 +46,7 @@ def closure(roots: tuple[str, ...], followed: tuple[str, ...] = FOLLOWED) -> lis
         module = waiting.pop()
         if module not in seen:
             seen.add(module)
-            waiting.extend(
-                name for name in imports(module) if name.split(".")[0] in followed and module_path(name).is_file()
-            )
+            waiting.extend(name for name in imports(module) if name.split(".")[0] in followed and _is_module(name))
     return sorted(seen)
 
 
@@ -58,37 +57,49 @@ def module_path(module: str) -> Path:
 
 
 @cache
-def _tree(module: str) -> ast.Module:
-    tree = ast.parse(module_path(module).read_text(encoding="utf-8"))
-    _WithoutTexts().visit(tree)
-    return tree
+def _is_module(name: str) -> bool:
+    return module_path(name).is_file()
+
+
+class Code(NamedTuple):
+    """What counts of a module."""
+
+    digest: str
+    settings: tuple[Setting, ...]
+    imports: tuple[str, ...]
 
 
 @cache
-def _module_digest(module: str) -> str:
-    digest = hashlib.sha256(ast.dump(_tree(module)).encode())
+def _code(module: str) -> Code:
+    tree = ast.parse(module_path(module).read_text(encoding="utf-8"))
+    settings = tuple(
+        (str(node.module), alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(CONFIGURED)
+        for alias in node.names
+    )
+    _WithoutTexts().visit(tree)
+    digest = hashlib.sha256(ast.dump(tree).encode())
     kernel = module_path(module).with_suffix(".cpp")
     for part in with_headers(kernel) if kernel.is_file() else ():
         digest.update(part.read_bytes())
-    return digest.hexdigest()
+    return Code(digest.hexdigest(), settings, _imports(tree))
 
 
-@cache
-def settings(module: str) -> tuple[tuple[str, str], ...]:
-    """(module of configs, name) of every definition that a module imports from there, also for its annotations."""
-    tree = ast.parse(module_path(module).read_text(encoding="utf-8"))
-    imported = [
-        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(CONFIGURED)
-    ]
-    return tuple((str(node.module), alias.name) for node in imported for alias in node.names)
+def settings(module: str) -> tuple[Setting, ...]:
+    """Every definition of configs/ that a module imports, also for its annotations."""
+    return _code(module).settings
 
 
-@cache
 def imports(module: str) -> tuple[str, ...]:
     """Dotted names that a module imports at run time, also inside functions; of `from a import b` both `a` and
     `a.b`."""
+    return _code(module).imports
+
+
+def _imports(tree: ast.Module) -> tuple[str, ...]:
     names: set[str] = set()
-    for node in ast.walk(_tree(module)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

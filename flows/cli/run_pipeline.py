@@ -71,8 +71,14 @@ def run_pipeline(
     until: str | None,
 ):
     """Call the flow `glm46` on servers that answer; returns its RunOutcome. Raises what the failed stage raised."""
-    with running_servers(home, print) as servers:
+
+    def load_flow(servers: ServerUrls) -> None:
         set_environment(home, servers.prefect, servers.mlflow)
+        import mlflow  # noqa: F401
+
+        import flows.full_pipeline  # noqa: F401
+
+    with running_servers(home, print, load_flow) as servers:
         from flows.cli.silent_runs import crash_dead_runs
         from flows.full_pipeline import full_pipeline
 

@@ -98,25 +98,30 @@ def refuse_unlinkable_weights(home: Home, store_uri: str) -> None:
 
 
 @contextmanager
-def running_servers(home: Home, say: Callable[[str], None]) -> Iterator[ServerUrls]:
-    """URLs of servers that answer: recorded ones, or private ones that end with the block."""
+def running_servers(
+    home: Home, say: Callable[[str], None], prepare: Callable[[ServerUrls], None] = lambda urls: None
+) -> Iterator[ServerUrls]:
+    """URLs of servers that answer: recorded ones, or private ones that end with the block. `prepare` is called once
+    with the URLs, while private servers start."""
     recorded = read_recorded(home)
     if recorded is None:
         with exclusive(home, say):
             recorded = read_recorded(home)  # perhaps it was `glm46 up` that was waited for
             if recorded is None:
-                with _private_servers(home) as urls:
+                with _private_servers(home, prepare) as urls:
                     yield urls
                 return
     ask_databases(home, recorded)
+    prepare(recorded)
     yield recorded
 
 
 @contextmanager
-def _private_servers(home: Home) -> Iterator[ServerUrls]:
+def _private_servers(home: Home, prepare: Callable[[ServerUrls], None]) -> Iterator[ServerUrls]:
     servers = start_servers(home, free_port(), free_port(), detached=False)
     is_over = threading.Event()
     try:
+        prepare(_urls_of(servers))
         urls = wait_until_healthy(home, servers)
         threading.Thread(target=_leave_when_one_dies, args=(servers, is_over), daemon=True).start()
         yield urls
@@ -289,10 +294,14 @@ def wait_until_healthy(home: Home, servers: list[Server]) -> ServerUrls:
                 )
                 raise RuntimeError(f"the {server.name} server {state}; the end of {server.log_path}:\n{last_lines}")
             time.sleep(0.1)
-    addresses = {server.name: server.url for server in servers}
-    urls = ServerUrls(**addresses, pids={server.name: server.process.pid for server in servers})
+    urls = _urls_of(servers)
     ask_databases(home, urls)
     return urls
+
+
+def _urls_of(servers: list[Server]) -> ServerUrls:
+    addresses = {server.name: server.url for server in servers}
+    return ServerUrls(**addresses, pids={server.name: server.process.pid for server in servers})
 
 
 def ask_databases(home: Home, urls: ServerUrls) -> None:

@@ -231,11 +231,16 @@ class Glm4Moe(nn.Module):
         return ModelOutput(Losses(lm, mtp, total_balance), self.stack_counts(counts), None)
 
     def hidden_states(
-        self, token_ids_BT: Tensor, cache: KVCache | None = None, routes_LBTK: Tensor | None = None
+        self,
+        token_ids_BT: Tensor,
+        cache: KVCache | None = None,
+        routes_LBTK: Tensor | None = None,
+        gaps_BT: Tensor | None = None,
     ) -> Tensor:
         """The trunk's normalised hidden states, (B, T, D): what `lm_head` takes."""
         embedded_BTD = self.model.embed_tokens(token_ids_BT)
-        return self.model.norm(self.run_trunk(embedded_BTD, None, cache, routes_LBTK=routes_LBTK).hidden_BTD)
+        trunk = self.run_trunk(embedded_BTD, None, cache, routes_LBTK=routes_LBTK, gaps_BT=gaps_BT)
+        return self.model.norm(trunk.hidden_BTD)
 
     def run_trunk(
         self,

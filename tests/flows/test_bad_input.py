@@ -60,11 +60,13 @@ def test_a_speedrun_refuses_what_is_no_record(tmp_path):
 
 
 def test_what_plan_knows_is_refused_before_anything_is_computed(tmp_path):
-    expect(
-        glm46("run", "air_lora", "--from", "sft", "--start", str(tmp_path), home=tmp_path / "home"),
-        2,
-        "device cuda is not available",
-    )
+    if torch.cuda.device_count() < 8:
+        expect(
+            glm46("run", "air_lora", "--from", "sft", "--start", str(tmp_path), home=tmp_path / "home"),
+            2,
+            "phase sft: ",
+            "CUDA device",
+        )
     text = (ROOT / "configs" / "micro.yaml").read_text()
     for master, part in (
         ("yarn", "HADOOP_CONF_DIR"),

@@ -260,7 +260,7 @@ def test_the_tokenizer_of_the_start_needs_no_path_and_documents_that_are_not_rea
     scale = load_scale(str(tmp_path / "mine.yaml"))
     assert with_tokenizer_of_start(scale, str(directory)) == named == with_tokenizer_of_start(named, "elsewhere")
     window = choose_stages(scale, "sft", "champion", None)
-    assert not window.reads_documents
+    assert not window.reads_documents and choose_stages(scale, None, "champion", None) == window
     best = yaml.safe_load(own.read_text())
     best["phases"][0]["recipe"]["validation"]["keep"] = "best"
     (tmp_path / "best.yaml").write_text(yaml.safe_dump(best))

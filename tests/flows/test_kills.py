@@ -15,26 +15,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
+from benchmarks.kills import PROCESSES, processes_of
 from tests.conftest import ROOT
 from tests.support.faulty_s3 import KINDS, faulty, one_in
 from tests.support.pipeline import Finished, command, environment, glm46
 from tests.support.seven_phases import write_seven_phases
 
 SEED = int(os.environ.get("GLM46_KILL_SEED", "46"))
-PROCESSES = {
-    "main": "flows.cli.command",
-    "rank": "tasks.training.worker",
-    "supervisor": "infra.jobs.supervisor",
-    "java": "org.apache.spark",
-    "spark worker": "pyspark.daemon",
-    "prefect": "prefect.server",
-    "mlflow": "mlflow.server",
-    "model server": "infra.serving.model_server",
-}
-"""Text in the command line of each kind of process."""
 KILLS = (
     ("main", "before a commit", 40, False),
     ("java", "before a commit", 8, False),
@@ -54,18 +43,6 @@ HEALED_WITHIN_THE_RUN = {"rank", "supervisor"}
 FAULTY_ONE_IN = 10
 RUN_SECONDS = 1800
 pytestmark = pytest.mark.long
-
-
-def processes_of(home: Path) -> list[psutil.Process]:
-    """Every process of a run, detached ones too: those whose environment names its home."""
-    processes = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("GLM46_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
-                processes.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return sorted(processes, key=lambda process: process.pid)
 
 
 @pytest.fixture(scope="module")

@@ -110,9 +110,9 @@ def before() -> dict[str, str]:
 @pytest.fixture
 def headers_read_again(before):
     """Before and after a test that changes one."""
-    code_digest._module_digest.cache_clear()
+    code_digest._code.cache_clear()
     yield
-    code_digest._module_digest.cache_clear()
+    code_digest._code.cache_clear()
 
 
 def test_a_change_to_a_computed_setting_re_runs_exactly_the_steps_that_are_given_it(before, tmp_path, monkeypatch):

@@ -8,6 +8,11 @@ from infra import code_digest
 from infra.storage.rerun_reason import explain_and_remember
 
 
+def _read_again():
+    for cached in (code_digest._code, code_digest._is_module):
+        cached.cache_clear()
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A small project tree instead of ours: tasks.consumer -> tasks.helper -> model.deep, and tasks.other without
@@ -28,13 +33,11 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr(code_digest, "ROOT", tmp_path)
 
     def digest(module):
-        for cached in (code_digest._tree, code_digest._module_digest, code_digest.imports):
-            cached.cache_clear()
+        _read_again()
         return code_digest.code_digest((module,))
 
     yield tmp_path, digest
-    for cached in (code_digest._tree, code_digest._module_digest, code_digest.imports):
-        cached.cache_clear()
+    _read_again()
 
 
 def test_comments_docstrings_and_infra_do_not_change_the_code_digest(project):

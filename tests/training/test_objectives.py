@@ -320,6 +320,7 @@ def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, t
         ),
         ({}, {"launcher": "ssh"}, "launcher ssh needs queue.hostfile: set it in the same resources"),
         ({}, {"launcher": "kubernetes"}, "queue.image: .*; launcher kubernetes needs queue.volume_claim"),
+        ({}, {"queue": DEFAULT_QUEUE.model_copy(update={"image": "a"})}, "launcher local heeds no queue.image: empty"),
         (
             {},
             {"queue": DEFAULT_QUEUE.model_copy(update={"max_missing_nodes": 1})},
@@ -327,7 +328,6 @@ def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, t
         ),
         ({}, {"zero_stage": 3}, "zero_stage 3 cannot train grpo, .* set zero_stage to 2 or less"),
         ({}, {"num_ranks": 2, "expert_parallel": 2}, "expert_parallel 2 cannot train grpo, .* set expert_parallel to"),
-        ({}, {"device": "cuda"}, "device cuda is not available, ranks compute on CPUs: set device to cpu"),
         (
             {},
             {"rollout_cache_bytes": 1000},

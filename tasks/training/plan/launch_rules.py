@@ -12,7 +12,6 @@ from tasks.training.plan.topology import impossible_topology
 from tasks.training.plan.worlds import refuse_no_smaller_world
 
 QUEUE_OF_LAUNCHER = {"ssh": ("hostfile",), "kubernetes": ("image", "volume_claim")}
-DEVICES = ("cpu",)
 MODEL_AXES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 """Axes that divide the model or its rows."""
 
@@ -30,8 +29,6 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
     if recipe.adapter.kind != "none":
         reasons += untrainable_adapter(recipe, resources)
     reasons += incomplete_queue(resources)
-    if resources.device not in DEVICES:
-        reasons.append(f"device {resources.device} is not available, ranks compute on CPUs: set device to {DEVICES[0]}")
     if isinstance(recipe.objective, PolicyObjective):
         reasons += untrainable_policy(kind, resources)
         reasons += unserved_rollouts(recipe, recipe.objective, resources)
@@ -103,11 +100,20 @@ def untrainable_pairs(recipe: TrainingRecipe, resources: TrainingResources) -> l
 
 
 def incomplete_queue(resources: JobResources) -> list[str]:
-    """What the launcher of a phase, or of another section, still has to know."""
+    """What the launcher of a phase, or of another section, still has to know, and what it would not heed."""
+    needed = QUEUE_OF_LAUNCHER.get(resources.launcher, ())
+    foreign = {name for names in QUEUE_OF_LAUNCHER.values() for name in names} - set(needed)
     return [
-        f"launcher {resources.launcher} needs queue.{name}: set it in the same resources"
-        for name in QUEUE_OF_LAUNCHER.get(resources.launcher, ())
-        if not getattr(resources.queue, name)
+        *(
+            f"launcher {resources.launcher} needs queue.{name}: set it in the same resources"
+            for name in needed
+            if not getattr(resources.queue, name)
+        ),
+        *(
+            f"launcher {resources.launcher} heeds no queue.{name}: empty it"
+            for name in sorted(foreign)
+            if getattr(resources.queue, name)
+        ),
     ]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model.architecture.losses import IGNORED
 from model.architecture.routes import free_routes, recorded_routes, route_differences
+from tasks.data.packing.packed_rows import NO_SEGMENT
 from tasks.training.parallel.micro_batch import MicroBatch
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AnswerRows:
-    """Rollouts as rows, padded at the end to the longest: an answer does not see its padding, which carries no loss."""
+    """Rollouts as rows, filled up at the end to the longest: an answer does not see these gaps, which carry no loss and
+    go to no expert."""
 
     token_ids_BT: Tensor
     target_ids_BT: Tensor
@@ -34,6 +36,8 @@ class AnswerRows:
     """The experts with which they were sampled; None where these are not kept."""
     replays: bool = False
     """Whether training computes with those experts."""
+    gaps_BT: Tensor | None = None
+    """True after a row's last token; None where every row is full."""
 
     @property
     def is_answer_BT(self) -> Tensor:
@@ -47,6 +51,7 @@ class AnswerRows:
             self.rollout_log_probabilities_BT[numbers],
             None if self.routes_LBTK is None else self.routes_LBTK[:, numbers],
             self.replays,
+            None if self.gaps_BT is None else self.gaps_BT[numbers],
         )
 
     @property
@@ -56,11 +61,13 @@ class AnswerRows:
     def micro_batch(self, *, is_filler: bool, **settings: Any) -> MicroBatch:
         """These rows as a micro-batch with further `settings` of it; a filler has no targets."""
         targets_BT = torch.full_like(self.target_ids_BT, IGNORED) if is_filler else self.target_ids_BT
+        segments_BT = torch.zeros_like(self.token_ids_BT)
         return MicroBatch(
             self.token_ids_BT,
             targets_BT,
-            torch.zeros_like(self.token_ids_BT),
+            segments_BT if self.gaps_BT is None else segments_BT.masked_fill(self.gaps_BT, NO_SEGMENT),
             is_segmented=False,
+            has_gaps=self.gaps_BT is not None,
             is_filler=is_filler,
             routes_LBTK=self.replayed_LBTK,
             **settings,
@@ -73,10 +80,12 @@ def lay_out(rollouts: Sequence[Rollout], device: torch.device, replays: bool = F
     token_ids_BT = torch.zeros(len(rollouts), width, dtype=torch.int64)
     target_ids_BT = torch.full((len(rollouts), width), IGNORED)
     log_probabilities_BT = torch.zeros(len(rollouts), width)
+    gaps_BT = torch.ones(len(rollouts), width, dtype=torch.bool)
     for row, rollout in enumerate(rollouts):
         sequence = torch.tensor([*rollout.prompt_ids, *rollout.answer_ids])
         answer = slice(len(rollout.prompt_ids) - 1, len(sequence) - 1)
         token_ids_BT[row, : len(sequence) - 1] = sequence[:-1]
+        gaps_BT[row, : len(sequence) - 1] = False
         target_ids_BT[row, answer] = sequence[len(rollout.prompt_ids) :]
         log_probabilities_BT[row, answer] = torch.tensor(rollout.log_probabilities)
         for start, stop in rollout.tool_spans:
@@ -87,6 +96,7 @@ def lay_out(rollouts: Sequence[Rollout], device: torch.device, replays: bool = F
         log_probabilities_BT.to(device),
         _lay_out_routes([rollout.routes_LTK for rollout in rollouts], width, device),
         replays,
+        gaps_BT.to(device) if gaps_BT.any() else None,
     )
 
 
@@ -131,7 +141,7 @@ def target_log_probabilities(
     for start in range(0, len(rows.token_ids_BT), num_sequences):
         own = rows.select(slice(start, start + num_sequences))
         with nullcontext([]) if comparison is None else recorded_routes(model.trunk_layers) as recorded:
-            hidden_BTD = model.hidden_states(own.token_ids_BT, routes_LBTK=own.replayed_LBTK)
+            hidden_BTD = model.hidden_states(own.token_ids_BT, routes_LBTK=own.replayed_LBTK, gaps_BT=own.gaps_BT)
         if comparison is not None and own.routes_LBTK is not None:
             comparison.add(recorded, own.routes_LBTK)
         pieces.append(model.lm_head.log_probabilities(hidden_BTD / temperature, own.target_ids_BT))

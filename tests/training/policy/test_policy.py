@@ -327,6 +327,25 @@ def test_rows_hold_prompt_and_answer_and_train_the_stop_token():
     assert rows.token_ids_BT.tolist() == [[5, 6, 7, 8], [5, 0, 0, 0]]
     assert rows.target_ids_BT.tolist() == [[IGNORED, IGNORED, 8, 200], [9, IGNORED, IGNORED, IGNORED]]
     assert rows.rollout_log_probabilities_BT.tolist() == [[0, 0, -1, -2], [-3, 0, 0, 0]]
+    assert rows.gaps_BT is not None and rows.gaps_BT.tolist() == [[False] * 4, [False, True, True, True]]
+
+
+def test_gaps_of_shorter_answers_go_to_no_expert_and_change_no_probability():
+    model = random_model(with_every_expert(GLM46))
+    prompt = prompt_named("p")
+    rollouts = [
+        Rollout(prompt, [5, 6, 7], [8, 9, 200], [-1.0] * 3, "", reward_of(1.0)),
+        Rollout(prompt, [5], [9], [-3.0], "", reward_of(0.0)),
+    ]
+    rows = lay_out(rollouts, CPU)
+    batch = rows.micro_batch(is_filler=False)
+    counts_LE = model(batch.token_ids_BT, **batch.model_arguments).expert_counts_LE
+    num_tokens = sum(len(each.prompt_ids) + len(each.answer_ids) - 1 for each in rollouts)
+    of_trunk_LE = counts_LE[:-1]
+    assert of_trunk_LE.sum(1).unique().tolist() == [num_tokens * model.recipe.num_experts_per_tok]
+    assert batch.attended[0] == num_tokens
+    alone = target_log_probabilities(model, lay_out(rollouts[1:], CPU), 1.0, 1)
+    torch.testing.assert_close(target_log_probabilities(model, rows, 1.0, 2)[1, :1], alone[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
