@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -66,7 +67,9 @@ def _measured(store: str | None) -> list[MeasuredPhase]:
     from tasks.training.measured_phases import measured_phases
 
     home = named_home()
-    return measured_phases(open_store(store, home)) if store is not None or home.store_dir.is_dir() else []
+    if store is None and not home.store_dir.is_dir():
+        return []
+    return measured_phases(open_store(store, home), lambda sentence: print(f"glm46: {sentence}", file=sys.stderr))
 
 
 def config(

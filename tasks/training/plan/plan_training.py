@@ -10,7 +10,7 @@ from configs.load import load_prices
 from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, unembedding_saved
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import H100, Machine
-from tasks.training.plan.measured import MeasuredPhase, flops_per_second, nearest
+from tasks.training.plan.measured import KEY_DIGITS, MeasuredPhase, flops_per_second, nearest
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.phase_needs import phase_needs, scale_cost, smallest_world
 from tasks.training.plan.pipeline_stages import describe_stages
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 CPU_MFU = 0.4
 """Share of a CPU's peak, assumed where no run measured it. That of an accelerator is derived
 (tasks/training/plan/step_time.py)."""
-
-KEY_DIGITS = 12
 
 
 def plan_training(
@@ -129,6 +127,7 @@ def _plan_phase(
         zero_stage=resources.zero_stage,
         mfu=mfu,
         hours=hours,
+        tokens_per_second=recipe.num_tokens / (hours * 3600),
         known_by=("assumed" if step is None else "derived") if known is None else f"run {known.key[:KEY_DIGITS]}",
         measured_memory=0 if known is None else known.memory_bytes,
         needs=needs,

@@ -19,6 +19,7 @@ _ROW_TITLES = (
     "FLOPs",
     "ranks",
     "of peak",
+    "tokens/s",
     "hours",
     "known by",
 )
@@ -125,6 +126,8 @@ class PlannedPhase(BaseModel):
     """Share of the ranks' peak: measured, else derived for accelerators and assumed for CPUs."""
     hours: float
     """At that share. Where it was measured, with the sampling of answers, measurements and saves; else without."""
+    tokens_per_second: float
+    """Of all ranks together, over these hours."""
     known_by: str
     """What share and hours follow from: `run KEY` of a phase that was trained on this kind of machine, `derived` or
     `assumed`."""
@@ -225,6 +228,7 @@ def _row(phase: PlannedPhase) -> tuple[str, ...]:
         f"{phase.training_flops:.3g}",
         f"{phase.num_ranks:,}",
         f"{phase.mfu:.1%}",
+        f"{phase.tokens_per_second:,.0f}",
         f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
         phase.known_by,
     )
