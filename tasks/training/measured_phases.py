@@ -28,7 +28,9 @@ def measured_phases(store: Store, tell: Callable[[str], None]) -> list[MeasuredP
             found = _measured(Artifact(manifest, Record(), store))
         except (ValueError, LookupError, TypeError, ArithmeticError) as error:
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            tell(f"phase {manifest.key[:KEY_DIGITS]} of the store is not counted, its measurements cannot be read: {why}")
+            tell(
+                f"phase {manifest.key[:KEY_DIGITS]} of the store is not counted, its measurements cannot be read: {why}"
+            )
         else:
             measured += [] if found is None else [found]
     return measured

@@ -38,7 +38,9 @@ def nearest(
 ) -> MeasuredPhase | None:
     """The newest measurement of work of the same kind, first of the same phase; None where there is none."""
     own = recipe.model_dump(mode="json")
-    alike = [each for each in measured if each.num_ranks == resources.num_ranks and kind_of(each.recipe) == kind_of(own)]
+    alike = [
+        each for each in measured if each.num_ranks == resources.num_ranks and kind_of(each.recipe) == kind_of(own)
+    ]
     return max(alike, key=lambda each: (each.recipe["phase"] == recipe.phase, each.committed_at), default=None)
 
 

@@ -68,7 +68,28 @@ def test_scales_side_by_side_end_with_the_official_weights():
     assert (compared.scales[2].total, compared.scales[2].weights_bytes) == (0, compared.scales[1].weights_bytes)
     done = glm46("plan", "--compare", "tiny", "micro", "--json")
     assert done.exit_code == 0 and len(json.loads(done.stdout)["scales"]) == 3
-    assert glm46("plan", "tiny", "micro").exit_code == 2
+    for refused in (glm46("plan", "tiny", "micro"), glm46("plan")):
+        assert refused.exit_code == 2 and "scales: give one, as glm46 plan tiny, or --compare" in refused.stderr
+
+
+def test_compare_without_names_takes_the_large_scales_and_counts_what_serves_the_official_weights():
+    done = glm46("plan", "--compare", "--json")
+    assert done.exit_code == 0, done.stderr
+    compared = json.loads(done.stdout)
+    assert [each["name"] for each in compared["scales"]] == [
+        *("full", "scaled_down", "glm45_355b_sft", "official weights")
+    ]
+    whole, half = compared["servers"]
+    assert (whole["stored_format"], whole["num_gpus"]) == ("bfloat16", 16)
+    assert (half["stored_format"], half["num_gpus"]) == ("FP8_BLOCK", 8)
+    official = compared["scales"][-1]
+    for server in compared["servers"]:
+        model = official["weights_bytes"] / 1e9 / (1 if server is whole else 2) / server["num_gpus"]
+        assert model < server["gigabytes"] < 80
+        assert server["cost_per_hour"] == server["num_gpus"] * load_prices("guide").rank_hour["h100"]
+        assert server["context"] == load_scale("full").model.recipe.max_position_embeddings
+    shown = glm46("plan", "--compare", "--machine", "h800").stdout
+    assert "official weights served in FP8_BLOCK: 8 GPUs" in shown and "20.00 USD an hour" in shown
 
 
 def test_an_impossible_configuration_ends_with_exit_code_2_and_the_reason(tmp_path):
