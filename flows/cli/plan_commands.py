@@ -26,7 +26,7 @@ def plan(
     scales: SCALES = None,
     as_json: JSON = False,
     search: Annotated[
-        bool, typer.Option("--search", help="also the fastest topology and the smallest world of each phase")
+        bool, typer.Option("--search", help="also the setting to choose and the smallest world of each phase")
     ] = False,
     compare: Annotated[
         bool,
@@ -46,7 +46,7 @@ def plan(
 
     Hours and memory of phases on this machine are those that runs in the store measured, where there are any.
 
-    Exit code 2 where no engine can train a phase as it is configured: the plan says why.
+    Exit code 2 where no engine can train a phase as it is configured: the plan says why, and what it would choose.
     """
     with usage_errors():
         from configs.load import load_prices, load_scale

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
 
 from configs.load import load_prices, load_scale
 from flows.cli.command import app
+from tasks.training.plan.choose_setting import choose_setting
 from tasks.training.plan.compare_plans import compare_plans
-from tasks.training.plan.machine import H800, HOURS_TO_FAILURE, MEMORY_USED, RESTART_SECONDS
+from tasks.training.plan.machine import H100, H800, HOURS_TO_FAILURE, MEMORY_USED, RESTART_SECONDS
 from tasks.training.plan.phase_needs import smallest_world
 from tasks.training.plan.plan_training import plan_training
 from tasks.training.plan.search import least_memory
@@ -92,12 +94,56 @@ def test_compare_without_names_takes_the_large_scales_and_counts_what_serves_the
     assert "official weights served in FP8_BLOCK: 8 GPUs" in shown and "20.00 USD an hour" in shown
 
 
-def test_an_impossible_configuration_ends_with_exit_code_2_and_the_reason(tmp_path):
-    made = glm46("config", "scaled_down", "--set", "phases.sft.resources.expert_parallel=3")
-    assert made.exit_code == 0
-    (tmp_path / "mine.yaml").write_text(made.stdout)
-    done = glm46("plan", str(tmp_path / "mine.yaml"))
-    assert (
-        done.exit_code == 2
-        and "impossible, n_routed_experts (32) does not divide by expert_parallel (3)" in done.stdout
-    )
+def written(path, scale: str, *settings: str) -> str:
+    """A file with settings changed by the command that the plan names."""
+    made = glm46("config", scale, *(word for setting in settings for word in ("--set", setting)))
+    assert made.exit_code == 0, made.stderr
+    path.write_text(made.stdout)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (("expert_parallel=3",), "impossible, n_routed_experts (32) does not divide by expert_parallel (3)"),
+        (("zero_stage=3", "pipeline_parallel=4"), "zero_stage 3 with pipeline_parallel 4"),
+        (("device_memory_bytes=20000000000", "micro_batch_sequences=8"), "the fullest rank needs"),
+    ],
+)
+def test_what_cannot_be_trained_has_a_choice_that_can_and_costs_what_it_says(tmp_path, settings, why):
+    """Without --search; its --set lines, taken literally, make the file that the choice describes."""
+    changed = [f"phases.sft.resources.{setting}" for setting in settings]
+    mine = written(tmp_path / "mine.yaml", "scaled_down", *changed)
+    done = glm46("plan", mine)
+    assert why in done.stdout and done.exit_code == (2 if "impossible" in done.stdout else 0)
+    (lines,) = re.findall(r"^  sft: glm46 config: (.+)$", done.stdout, re.M)
+    plan = json.loads(glm46("plan", mine, "--json").stdout)
+    choices = {phase["name"]: phase["choice"] for phase in plan["phases"]}
+    assert {name for name, choice in choices.items() if choice} == {"sft"}, "others need no search"
+    mended = json.loads(glm46("plan", written(tmp_path / "better.yaml", mine, *lines.split()[1::2]), "--json").stdout)
+    (sft,) = (phase for phase in mended["phases"] if phase["name"] == "sft")
+    assert not sft["impossible"] and sft["rank_memory"]["total"] <= MEMORY_USED * sft["rank_memory"]["available"]
+    assert sft["hours"] == pytest.approx(choices["sft"]["hours"])
+    assert sft["needs"]["cost"] == pytest.approx(choices["sft"]["cost"])
+
+
+def test_what_no_setting_mends_and_what_runs_on_cpus_says_so(tmp_path):
+    mine = written(tmp_path / "mine.yaml", "scaled_down", "phases.sft.resources.device_memory_bytes=1000000")
+    done = glm46("plan", mine)
+    assert "sft: no other setting: no topology of 64 ranks in nodes of 8 trains it in 90% of a rank's" in done.stdout
+    searched = glm46("plan", "micro", "--search").stdout
+    assert "no other setting is searched: the time of CPUs is measured or assumed" in searched
+    assert "no other setting" not in glm46("plan", "micro").stdout
+
+
+def test_a_search_says_where_the_configured_setting_is_the_best():
+    phase = SCALED.phases[0]
+    recipe, prices = SCALED.training_recipe(phase), load_prices("guide")
+    first, _ = choose_setting("pretrain_general", recipe, phase.resources, 4096, H100, prices)
+    assert first is not None and first.settings
+    values = dict(setting.rpartition(".")[2].split("=") for setting in first.settings)
+    kinds = {key: type(getattr(phase.resources, key)) for key in values}
+    chosen = phase.resources.model_copy(update={key: kinds[key](value) for key, value in values.items()})
+    again, _ = choose_setting("pretrain_general", recipe, chosen, 4096, H100, prices)
+    assert again is not None and again.settings == () and again.hours == first.hours
+    assert again.describe("USD") == ["the configured setting is the fastest that fits"]
