@@ -16,6 +16,7 @@ from tasks.training.plan.machine import H100, H800, HOURS_TO_FAILURE, MEMORY_USE
 from tasks.training.plan.phase_needs import smallest_world
 from tasks.training.plan.plan_training import plan_training
 from tasks.training.plan.search import least_memory
+from tests.conftest import ROOT
 
 SCALED = load_scale("scaled_down")
 
@@ -60,6 +61,28 @@ def test_the_smallest_world_holds_the_phase_and_half_of_it_does_not():
     ]
     assert least_memory(recipe, worlds[0]) <= most < least_memory(recipe, worlds[1])
     assert smallest_world(recipe, resources.model_copy(update={"device_memory_bytes": 10**6})) == 0
+
+
+FEWEST = [
+    line.strip("| \n").split(" | ")
+    for line in (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").split("## The fewest GPUs")[1].splitlines()
+    if line.startswith("| `glm45_")
+]
+
+
+def test_the_table_of_the_fewest_gpus_has_all_recipes_of_s4():
+    kinds = [f"`glm45_{size}_{kind}`" for size in ("355b", "air") for kind in ("pretrain", "sft", "lora", "dora")]
+    assert [row[0] for row in FEWEST] == kinds
+
+
+@pytest.mark.parametrize(("recipe", "configured", "fewest"), FEWEST, ids=[row[0].strip("`") for row in FEWEST])
+def test_the_fewest_gpus_of_s4s_recipes_are_those_of_the_docs(recipe, configured, fewest):
+    scale = load_scale(f"recipes/{recipe.strip('`')}")
+    phase = scale.phases[0]
+    number, _, offloaded = fewest.partition(", ")
+    assert phase.resources.num_ranks == int(configured)
+    assert smallest_world(scale.training_recipe(phase), phase.resources) == int(number)
+    assert (phase.resources.offload_optimizer == "cpu") == (offloaded == "the optimizer on the host")
 
 
 def test_scales_side_by_side_end_with_the_official_weights():
