@@ -35,7 +35,9 @@ def measure(home_dir: Path, scale: str, seed: int) -> dict[str, MeasuredPhase]:
     outcome, home = run_phases(scale_file, last, home_dir), Home(home_dir)
     keys = {stage["key"] for stage in outcome["stages"]}
     return {
-        each.recipe["phase"]: each for each in measured_phases(LocalStore(home.store_dir, home)) if each.key in keys
+        each.recipe["phase"]: each
+        for each in measured_phases(LocalStore(home.store_dir, home), print)
+        if each.key in keys
     }
 
 

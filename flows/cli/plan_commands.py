@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,19 +11,28 @@ from flows.cli.command_errors import EXIT_USAGE, usage_errors
 from flows.cli.options import JSON, SCALE, STORE
 
 if TYPE_CHECKING:
+    from configs.schema import Prices, Scale
+    from tasks.training.plan.compare_plans import OfficialServer
     from tasks.training.plan.measured import MeasuredPhase
 
-SCALES = Annotated[list[str], typer.Argument(metavar="SCALE|FILE.yaml ...", help="one, or several with --compare")]
+SCALES = Annotated[
+    list[str] | None, typer.Argument(metavar="SCALE|FILE.yaml ...", help="one, or several with --compare")
+]
+COMPARED = ("full", "scaled_down", "recipes/glm45_355b_sft")
+"""Where --compare is given no names."""
 
 
 def plan(
-    scales: SCALES,
+    scales: SCALES = None,
     as_json: JSON = False,
     search: Annotated[
-        bool, typer.Option("--search", help="also the fastest topology and the smallest world of each phase")
+        bool, typer.Option("--search", help="also the setting to choose and the smallest world of each phase")
     ] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="scales side by side, beside the official weights")
+        bool,
+        typer.Option(
+            "--compare", help=f"scales side by side, beside the official weights; without names {', '.join(COMPARED)}"
+        ),
     ] = False,
     machine: Annotated[
         str, typer.Option(help="whose links and memory the hours are derived from: h100, h800")
@@ -36,24 +46,27 @@ def plan(
 
     Hours and memory of phases on this machine are those that runs in the store measured, where there are any.
 
-    Exit code 2 where no engine can train a phase as it is configured: the plan says why.
+    Exit code 2 where no engine can train a phase as it is configured: the plan says why, and what it would choose.
     """
     with usage_errors():
         from configs.load import load_prices, load_scale
-        from tasks.training.plan.compare_plans import compare_plans
+        from tasks.training.plan.compare_plans import compare_plans, largest_scale
         from tasks.training.plan.machine import MACHINES
         from tasks.training.plan.plan_training import plan_training
 
         if machine.lower() not in MACHINES:
             raise ValueError(f"machine {machine} is not known: give one of {', '.join(MACHINES)}")
-        if len(scales) > 1 and not compare:
-            raise ValueError(f"{len(scales)} scales: give one, or --compare")
-        known, measured = load_prices(prices), _measured(store)
+        names = list(scales or (COMPARED if compare else ()))
+        if not names or (len(names) > 1 and not compare):
+            raise ValueError(f"{len(names) or 'no'} scales: give one, as glm46 plan tiny, or --compare")
+        known, measured, chosen = load_prices(prices), _measured(store), [load_scale(name) for name in names]
         plans = [
-            plan_training(load_scale(name), MACHINES[machine.lower()], searches=search, prices=known, measured=measured)
-            for name in scales
+            plan_training(scale, MACHINES[machine.lower()], searches=search, prices=known, measured=measured)
+            for scale in chosen
         ]
-        shown = compare_plans(plans) if compare else plans[0]
+        shown = plans[0]
+        if compare:
+            shown = compare_plans(plans, _official_servers(largest_scale(chosen), machine, known))
         print(shown.model_dump_json() if as_json else shown.describe())
     if not all(each.is_possible for each in plans):
         raise typer.Exit(EXIT_USAGE)
@@ -66,7 +79,27 @@ def _measured(store: str | None) -> list[MeasuredPhase]:
     from tasks.training.measured_phases import measured_phases
 
     home = named_home()
-    return measured_phases(open_store(store, home)) if store is not None or home.store_dir.is_dir() else []
+    if store is None and not home.store_dir.is_dir():
+        return []
+    return measured_phases(open_store(store, home), lambda sentence: print(f"glm46: {sentence}", file=sys.stderr))
+
+
+def _official_servers(scale: Scale, machine: str, prices: Prices) -> tuple[OfficialServer, ...]:
+    from tasks.serving.official_weights import official_servers
+    from tasks.training.plan.compare_plans import OfficialServer
+    from tasks.training.plan.phase_needs import named_price
+
+    price = named_price(prices, "rank_hour", machine.lower())
+    return tuple(
+        OfficialServer(
+            stored_format=server.model.stored_format,
+            num_gpus=server.layout.num_gpus,
+            context=server.context,
+            gigabytes=server.needs.total,
+            cost_per_hour=server.layout.num_gpus * price,
+        )
+        for server in official_servers(scale, machine.upper())
+    )
 
 
 def config(

@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -85,19 +86,23 @@ def set_up_cluster(setup: Setup) -> Iterable[Action]:
     yield hostfile
     if setup.settings.kind == "manual" and not setup.settings.hostfile and setup.hosts:
         setup = replace(setup, settings=setup.settings.model_copy(update={"hostfile": str(_own_hostfile(setup))}))
-    if hostfile.state == "failed":
-        return
-    yield _attempt("settings", lambda: _settings(setup))
+    has_hosts = hostfile.state != "failed" or setup.settings.launcher != "ssh"
+    no_hosts = "needs the hostfile"
+    yield _attempt("settings", lambda: _settings(setup)) if has_hosts else Action("settings", "skipped", no_hosts)
     yield _attempt("ssh keys", lambda: _ssh_keys(setup))
-    if setup.is_dry:
+    cluster = Cluster(setup.home, setup.settings, read_network(setup.home.root), (), "")
+    if not has_hosts:
+        yield Action("nodes", "skipped", no_hosts)
+    elif setup.is_dry:
         yield Action("nodes", "would do", f"run a job on {setup.settings.num_nodes} nodes that looks at them")
-        cluster = Cluster(setup.home, setup.settings, read_network(setup.home.root), (), "")
     else:
         cluster = look_at_cluster(setup.home, setup.settings, NodeJobs(setup.home, setup.settings), fio_seconds=0)
         yield _nodes(cluster)
-    if cluster.reports or setup.is_dry:
-        yield _attempt("nvme directory", lambda: _nvme(setup, cluster))
-        yield _attempt("network", lambda: _network(setup, cluster))
+    for name, act in (("nvme directory", _nvme), ("network", _network)):
+        if cluster.reports or (setup.is_dry and has_hosts):
+            yield _attempt(name, partial(act, setup, cluster))
+        else:
+            yield Action(name, "skipped", "needs the answers of the nodes")
     yield _attempt("launch script", lambda: _launch_script(setup))
     yield _attempt("submission script", lambda: _driver_script(setup))
 

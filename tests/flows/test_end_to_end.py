@@ -141,7 +141,9 @@ def test_a_speedrun_is_verified_from_the_store_and_refuses_one_that_is_used(micr
 def test_the_plan_of_a_scale_that_ran_is_what_the_run_measured(micro):
     _, home = micro
     planned = json.loads(glm46("plan", "micro", "--json", home=home).stdout)["phases"]
-    measured = {each.recipe["phase"]: each for each in measured_phases(LocalStore(home / "store", Home(home)))}
+    measured = {
+        each.recipe["phase"]: each for each in measured_phases(LocalStore(home / "store", Home(home)), pytest.fail)
+    }
     for phase in planned:
         seen = measured[phase["name"]]
         assert phase["known_by"] == f"run {seen.key[:12]}"

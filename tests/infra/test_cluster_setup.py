@@ -202,6 +202,43 @@ def test_a_scheduler_that_is_not_here_is_one_sentence(home, monkeypatch):
     assert seen.unreached.startswith("no qsub, qstat, qdel: run on a machine that submits to pbs")
 
 
+ACTIONS = [
+    *("prerequisites", "hostfile", "settings", "ssh keys", "nodes"),
+    *("nvme directory", "network", "launch script", "submission script"),
+]
+
+
+def test_off_the_cluster_every_action_is_shown_and_those_that_need_no_scheduler_are_done(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    settings = ClusterSettings(kind="slurm", num_nodes=2, nvme_dir=str(tmp_path / "nvme"))
+    seen = {action.name: action for action in set_up_cluster(Setup(home, settings, "", ANY_NETWORK, is_dry=False))}
+    assert list(seen) == ACTIONS
+    states_seen = {name: action.state for name, action in seen.items()}
+    assert states_seen == dict(
+        zip(
+            ACTIONS,
+            ["failed", "failed", "done", "skipped", "failed", "skipped", "skipped", "done", "done"],
+            strict=True,
+        )
+    )
+    assert seen["network"].text == "needs the answers of the nodes"
+    assert (home.root / "cluster" / "driver.sbatch").is_file() and not (tmp_path / "nvme").exists()
+    dry = states(Setup(home, settings, "", NetworkChoice("tcp", ("lo",), (), ()), is_dry=True))
+    assert list(dry) == ACTIONS and dry["nodes"] == dry["network"] == "would do"
+
+
+def test_without_hosts_nothing_is_set_up_over_ssh_that_needs_them(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = ClusterSettings(kind="manual", num_nodes=3)
+    seen = {
+        action.name: action for action in set_up_cluster(Setup(home, settings, "node[1-2]", ANY_NETWORK, is_dry=False))
+    }
+    assert list(seen) == ACTIONS and "--nodes is 3: name more by --hosts" in seen["hostfile"].text
+    for name in ("settings", "nodes"):
+        assert (seen[name].state, seen[name].text) == ("skipped", "needs the hostfile")
+    assert seen["launch script"].state == "done" and not (home.root / "cluster" / "cluster.json").exists()
+
+
 @pytest.mark.long
 def test_hosts_are_set_up_over_ssh_and_wrong_use_is_refused(home, tmp_path):
     if reason := missing_programs():

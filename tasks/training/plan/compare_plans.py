@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from configs.schema import Scale
+from model.architecture.counts import count_parameters
 from tasks.training.plan.planned import Plan
 from tasks.training.plan.planned_needs import amount, size, table
 
@@ -34,12 +36,34 @@ class ComparedScale(BaseModel):
         return self.cost + self.data + self.personnel
 
 
+class OfficialServer(BaseModel):
+    """What serves the official weights, on as few nodes of 8 GPUs as hold them."""
+
+    stored_format: str
+    num_gpus: int
+    context: int
+    """Tokens of one request, whose keys and values fit beside the weights."""
+    gigabytes: float
+    """On each GPU, in 1e9 bytes."""
+    cost_per_hour: float
+    """Of its GPUs, at the price of the ranks."""
+
+    def describe(self, currency: str) -> str:
+        """In one line."""
+        return (
+            f"served in {self.stored_format}: {self.num_gpus} GPUs, {self.gigabytes:.1f} GB each with a request of "
+            f"{self.context:,} tokens, {amount(self.cost_per_hour)} {currency} an hour"
+        )
+
+
 class ComparedPlans(BaseModel):
     """Scales in the order asked for, then the official weights of the largest model among them."""
 
     machine: str
     currency: str
     scales: tuple[ComparedScale, ...]
+    servers: tuple[OfficialServer, ...]
+    """Of the official weights, one per published format that fits."""
 
     def describe(self) -> str:
         """A table for the terminal."""
@@ -63,19 +87,27 @@ class ComparedPlans(BaseModel):
                 *table(rows),
                 "",
                 f"  hours are derived for {self.machine}; {OFFICIAL}: GLM-4.6 is public under the MIT licence, and "
-                "serving it is not counted",
+                "its column has no training",
+                *(f"  {OFFICIAL} {each.describe(self.currency)}" for each in self.servers),
             ]
         )
 
 
-def compare_plans(plans: list[Plan]) -> ComparedPlans:
-    """At least one plan; all of one machine and one list of prices."""
+def largest_scale(scales: list[Scale]) -> Scale:
+    """The one whose official weights are compared with; the first of equals."""
+    return max(scales, key=lambda each: count_parameters(each.model.recipe).total)
+
+
+def compare_plans(plans: list[Plan], servers: tuple[OfficialServer, ...] = ()) -> ComparedPlans:
+    """At least one plan; all of one machine and one list of prices. `servers`: of the largest model's weights."""
     columns = [_column(plan) for plan in plans]
-    largest = max(columns, key=lambda each: each.weights_bytes)
+    largest = max(columns, key=lambda each: each.parameters)
     counts = {"num_tokens": 0, "most_ranks": 0, "hours": 0.0, "rank_hours": 0.0, "does_not_run": 0}
     nothing = {**counts, "cost": 0.0, "kilowatt_hours": 0.0, "data": 0.0, "personnel": 0.0}
     official = largest.model_copy(update={"name": OFFICIAL, **nothing})
-    return ComparedPlans(machine=plans[0].machine, currency=plans[0].cost.currency, scales=(*columns, official))
+    return ComparedPlans(
+        machine=plans[0].machine, currency=plans[0].cost.currency, scales=(*columns, official), servers=servers
+    )
 
 
 def _column(plan: Plan) -> ComparedScale:

@@ -12,6 +12,9 @@ from tasks.training.plan.phase_flops import phase_flops_per_token
 EQUAL = ("model", "adapter", "sequence_length", "dtype", "num_threads")
 """Parts of a recipe that must be equal in a phase and in the run that tells its speed."""
 
+KEY_DIGITS = 12
+"""Of a phase's key, where the plan names it."""
+
 
 @dataclass(frozen=True)
 class MeasuredPhase:
@@ -35,11 +38,14 @@ def nearest(
 ) -> MeasuredPhase | None:
     """The newest measurement of work of the same kind, first of the same phase; None where there is none."""
     own = recipe.model_dump(mode="json")
-    alike = [each for each in measured if each.num_ranks == resources.num_ranks and _kind(each.recipe) == _kind(own)]
+    alike = [
+        each for each in measured if each.num_ranks == resources.num_ranks and kind_of(each.recipe) == kind_of(own)
+    ]
     return max(alike, key=lambda each: (each.recipe["phase"] == recipe.phase, each.committed_at), default=None)
 
 
-def _kind(recipe: dict[str, Any]) -> list[Any]:
+def kind_of(recipe: dict[str, Any]) -> list[Any]:
+    """What is equal in recipes of work of the same kind. Raises KeyError for the recipe of another version."""
     course = recipe["course"]
     return [
         *(recipe[name] for name in EQUAL),

@@ -84,8 +84,12 @@ def price_of_rank(prices: Prices, resources: TrainingResources, machine: Machine
 
 
 def _of_rank(prices: Prices, kind: str, resources: TrainingResources, machine: Machine) -> float:
+    return named_price(prices, kind, machine.name.lower() if resources.device == "cuda" else "cpu")
+
+
+def named_price(prices: Prices, kind: str, name: str) -> float:
+    """An entry of the prices. Raises ValueError where they have none."""
     values: dict[str, float] = getattr(prices, kind)
-    name = machine.name.lower() if resources.device == "cuda" else "cpu"
     if name not in values:
         raise ValueError(f"the prices have no {kind}.{name}, they have {', '.join(values)}: add it")
     return values[name]

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from configs.load import load_prices
 from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, unembedding_saved
+from tasks.training.plan.choose_setting import choose_setting
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import H100, Machine
-from tasks.training.plan.measured import MeasuredPhase, flops_per_second, nearest
+from tasks.training.plan.measured import KEY_DIGITS, MeasuredPhase, flops_per_second, nearest
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.phase_needs import phase_needs, scale_cost, smallest_world
 from tasks.training.plan.pipeline_stages import describe_stages
 from tasks.training.plan.planned import Plan, PlannedMemory, PlannedParameters, PlannedPhase
 from tasks.training.plan.planned_needs import size
 from tasks.training.plan.rank_memory import rank_memory
-from tasks.training.plan.search import find_topology
 from tasks.training.plan.step_time import step_time
 from tasks.training.plan.topology import data_parallel, impossible_topology
 from tasks.training.schedule.phase_schedule import describe_schedule
@@ -31,8 +31,6 @@ CPU_MFU = 0.4
 """Share of a CPU's peak, assumed where no run measured it. That of an accelerator is derived
 (tasks/training/plan/step_time.py)."""
 
-KEY_DIGITS = 12
-
 
 def plan_training(
     scale: Scale,
@@ -42,8 +40,9 @@ def plan_training(
     prices: Prices | None = None,
     measured: Sequence[MeasuredPhase] = (),
 ) -> Plan:
-    """The plan of a scale on accelerators of a machine; `searches`: with the fastest topology and the smallest world of
-    each phase; `measured`: what runs on this machine say about phases that run on it. Prices are by default those of
+    """The plan of a scale on accelerators of a machine; `searches`: with the setting that the plan would choose and the
+    smallest world of each phase; of a phase that no engine can train, or that does not fit, the former always.
+    `measured`: what runs on this machine say about phases that run on it. Prices are by default those of
     the source documents. Raises ValueError where budgets and schedules do not fit."""
     prices = load_prices("guide") if prices is None else prices
     counts = count_parameters(scale.model.recipe)
@@ -90,13 +89,15 @@ def _plan_phase(
     peak = resources.num_ranks * resources.peak_flops_per_second
     mfu = CPU_MFU if step is None else step.mfu
     mfu = mfu if known is None else flops_per_second(known, recipe) / peak
-    best = find_topology(recipe, resources, attended, machine) if is_derived and searches else None
     flops = phase_flops_per_token(recipe, attended, frozen) * recipe.num_tokens
     hours = flops / (peak * mfu) / 3600
     needs = phase_needs(recipe, resources, step, hours, prices, machine)
     if searches:
         needs = needs.model_copy(update={"smallest_world": smallest_world(recipe, resources)})
     memory = _memory(recipe, resources)
+    choice, no_choice = None, ""
+    if searches or impossible or memory.total > memory.available:
+        choice, no_choice = choose_setting(phase.name, recipe, resources, attended, machine, prices)
     first_rate, peak_rate, last_rate = _learning_rates(recipe, steps)
     return PlannedPhase(
         name=recipe.phase,
@@ -129,10 +130,12 @@ def _plan_phase(
         zero_stage=resources.zero_stage,
         mfu=mfu,
         hours=hours,
+        tokens_per_second=recipe.num_tokens / (hours * 3600),
         known_by=("assumed" if step is None else "derived") if known is None else f"run {known.key[:KEY_DIGITS]}",
         measured_memory=0 if known is None else known.memory_bytes,
         needs=needs,
-        fastest="" if best is None else best.describe(),
+        choice=choice,
+        no_choice=no_choice,
         rank_memory=memory,
         impossible=impossible,
         not_available=tuple(unavailable_training(recipe, resources)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from tasks.training.plan.choose_setting import PlannedChoice
 from tasks.training.plan.planned_needs import NEEDS_TITLES, PlannedCost, PlannedNeeds, needs_row, size, table
 
 _ROW_TITLES = (
@@ -19,6 +20,7 @@ _ROW_TITLES = (
     "FLOPs",
     "ranks",
     "of peak",
+    "tokens/s",
     "hours",
     "known by",
 )
@@ -125,14 +127,18 @@ class PlannedPhase(BaseModel):
     """Share of the ranks' peak: measured, else derived for accelerators and assumed for CPUs."""
     hours: float
     """At that share. Where it was measured, with the sampling of answers, measurements and saves; else without."""
+    tokens_per_second: float
+    """Of all ranks together, over these hours."""
     known_by: str
     """What share and hours follow from: `run KEY` of a phase that was trained on this kind of machine, `derived` or
     `assumed`."""
     measured_memory: int
     """Bytes that its rank 0 held at most, beside tensors also libraries; 0 where none was measured."""
     needs: PlannedNeeds
-    fastest: str
-    """The fastest topology that fits, in words; empty where none was searched or none fits."""
+    choice: PlannedChoice | None
+    """The setting that the plan would choose instead; None where none was searched or none fits."""
+    no_choice: str
+    """Why there is none, in words; empty where there is one or none was searched."""
     rank_memory: PlannedMemory
     impossible: tuple[str, ...]
     """Why no engine can train it like this; empty where one can."""
@@ -200,7 +206,12 @@ class Plan(BaseModel):
             *table([(phase.name, phase.mixture) for phase in self.phases]),
             "",
         ]
-        lines += [f"  {phase.name}: fastest: {phase.fastest}" for phase in self.phases if phase.fastest]
+        for phase in self.phases:
+            if phase.choice is not None:
+                lines += [f"  {phase.name}: {line}" for line in phase.choice.describe(self.cost.currency)]
+        for reason in dict.fromkeys(phase.no_choice for phase in self.phases if phase.no_choice):
+            names = [phase.name for phase in self.phases if phase.no_choice == reason]
+            lines.append(f"  {', '.join(names)}: {reason}")
         said: dict[str, list[str]] = {}
         for phase in self.phases:
             for sentence in phase.sentences:
@@ -225,6 +236,7 @@ def _row(phase: PlannedPhase) -> tuple[str, ...]:
         f"{phase.training_flops:.3g}",
         f"{phase.num_ranks:,}",
         f"{phase.mfu:.1%}",
+        f"{phase.tokens_per_second:,.0f}",
         f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
         phase.known_by,
     )

@@ -1,8 +1,8 @@
 """Searches the topology in which a phase's steps take the least time on its ranks: `glm46 plan SCALE --search`.
 
-It tries tensor, pipeline, context and expert parallelism, recomputation and rows per micro-batch; the ZeRO stage and
-everything else stay. What no engine can train, or needs more than MEMORY_USED of a rank's memory, is left out. Tensor
-parallelism stays inside a node.
+It tries tensor, pipeline, context and expert parallelism, recomputation and rows per micro-batch. The ZeRO stage is
+another one only where none fits at its own; everything else stays. What no engine can train, or needs more than
+MEMORY_USED of a rank's memory, is left out. Tensor parallelism stays inside a node.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tasks.training.plan.step_time import StepTime, step_time
 from tasks.training.plan.topology import data_parallel, impossible_topology
 
 PIPELINES, CONTEXTS, ROWS = (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4, 8)
+OTHER_ZERO_STAGES = (1, 3)
+"""1 goes with a pipeline, 3 also divides the weights."""
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -34,8 +36,8 @@ class Found:
         own = self.resources
         return (
             f"data {data_parallel(own)} x tensor {own.tensor_parallel} x pipeline {own.pipeline_parallel} x context "
-            f"{own.context_parallel}, experts {own.expert_parallel}, recompute {own.recompute}, rows "
-            f"{own.micro_batch_sequences}: {self.step.seconds:.3g} s a step, {self.step.mfu:.1%} of peak, "
+            f"{own.context_parallel}, experts {own.expert_parallel}, ZeRO {own.zero_stage}, recompute {own.recompute}, "
+            f"rows {own.micro_batch_sequences}: {self.step.seconds:.3g} s a step, {self.step.mfu:.1%} of peak, "
             f"{self.memory_bytes / 1e9:.1f} GB"
         )
 
@@ -50,6 +52,16 @@ def find_topology(
     recipe: TrainingRecipe, resources: TrainingResources, attended_tokens: float, machine: Machine
 ) -> Found | None:
     """The fastest one that fits, or None. Of equally fast ones the first tried: the one that divides less."""
+    for stage in dict.fromkeys((resources.zero_stage, *OTHER_ZERO_STAGES)):
+        own = resources.model_copy(update={"zero_stage": stage})
+        if (found := _fastest(recipe, own, attended_tokens, machine)) is not None:
+            return found
+    return None
+
+
+def _fastest(
+    recipe: TrainingRecipe, resources: TrainingResources, attended_tokens: float, machine: Machine
+) -> Found | None:
     tried = [
         (step_time(recipe, candidate, attended_tokens, machine).seconds, number, candidate)
         for number, candidate in enumerate(_candidates(resources, recipe))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
 
 from configs.load import load_prices, load_scale
 from flows.cli.command import app
+from tasks.training.plan.choose_setting import choose_setting
 from tasks.training.plan.compare_plans import compare_plans
-from tasks.training.plan.machine import H800, HOURS_TO_FAILURE, MEMORY_USED, RESTART_SECONDS
+from tasks.training.plan.machine import H100, H800, HOURS_TO_FAILURE, MEMORY_USED, RESTART_SECONDS
 from tasks.training.plan.phase_needs import smallest_world
 from tasks.training.plan.plan_training import plan_training
 from tasks.training.plan.search import least_memory
+from tests.conftest import ROOT
 
 SCALED = load_scale("scaled_down")
 
@@ -60,6 +63,28 @@ def test_the_smallest_world_holds_the_phase_and_half_of_it_does_not():
     assert smallest_world(recipe, resources.model_copy(update={"device_memory_bytes": 10**6})) == 0
 
 
+FEWEST = [
+    line.strip("| \n").split(" | ")
+    for line in (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").split("## The fewest GPUs")[1].splitlines()
+    if line.startswith("| `glm45_")
+]
+
+
+def test_the_table_of_the_fewest_gpus_has_all_recipes_of_s4():
+    kinds = [f"`glm45_{size}_{kind}`" for size in ("355b", "air") for kind in ("pretrain", "sft", "lora", "dora")]
+    assert [row[0] for row in FEWEST] == kinds
+
+
+@pytest.mark.parametrize(("recipe", "configured", "fewest"), FEWEST, ids=[row[0].strip("`") for row in FEWEST])
+def test_the_fewest_gpus_of_s4s_recipes_are_those_of_the_docs(recipe, configured, fewest):
+    scale = load_scale(f"recipes/{recipe.strip('`')}")
+    phase = scale.phases[0]
+    number, _, offloaded = fewest.partition(", ")
+    assert phase.resources.num_ranks == int(configured)
+    assert smallest_world(scale.training_recipe(phase), phase.resources) == int(number)
+    assert (phase.resources.offload_optimizer == "cpu") == (offloaded == "the optimizer on the host")
+
+
 def test_scales_side_by_side_end_with_the_official_weights():
     plans = [plan_training(load_scale(name)) for name in ("scaled_down", "recipes/glm45_355b_sft")]
     compared = compare_plans(plans)
@@ -68,15 +93,80 @@ def test_scales_side_by_side_end_with_the_official_weights():
     assert (compared.scales[2].total, compared.scales[2].weights_bytes) == (0, compared.scales[1].weights_bytes)
     done = glm46("plan", "--compare", "tiny", "micro", "--json")
     assert done.exit_code == 0 and len(json.loads(done.stdout)["scales"]) == 3
-    assert glm46("plan", "tiny", "micro").exit_code == 2
+    for refused in (glm46("plan", "tiny", "micro"), glm46("plan")):
+        assert refused.exit_code == 2 and "scales: give one, as glm46 plan tiny, or --compare" in refused.stderr
 
 
-def test_an_impossible_configuration_ends_with_exit_code_2_and_the_reason(tmp_path):
-    made = glm46("config", "scaled_down", "--set", "phases.sft.resources.expert_parallel=3")
-    assert made.exit_code == 0
-    (tmp_path / "mine.yaml").write_text(made.stdout)
-    done = glm46("plan", str(tmp_path / "mine.yaml"))
-    assert (
-        done.exit_code == 2
-        and "impossible, n_routed_experts (32) does not divide by expert_parallel (3)" in done.stdout
-    )
+def test_compare_without_names_takes_the_large_scales_and_counts_what_serves_the_official_weights():
+    done = glm46("plan", "--compare", "--json")
+    assert done.exit_code == 0, done.stderr
+    compared = json.loads(done.stdout)
+    assert [each["name"] for each in compared["scales"]] == [
+        *("full", "scaled_down", "glm45_355b_sft", "official weights")
+    ]
+    whole, half = compared["servers"]
+    assert (whole["stored_format"], whole["num_gpus"]) == ("bfloat16", 16)
+    assert (half["stored_format"], half["num_gpus"]) == ("FP8_BLOCK", 8)
+    official = compared["scales"][-1]
+    for server in compared["servers"]:
+        model = official["weights_bytes"] / 1e9 / (1 if server is whole else 2) / server["num_gpus"]
+        assert model < server["gigabytes"] < 80
+        assert server["cost_per_hour"] == server["num_gpus"] * load_prices("guide").rank_hour["h100"]
+        assert server["context"] == load_scale("full").model.recipe.max_position_embeddings
+    shown = glm46("plan", "--compare", "--machine", "h800").stdout
+    assert "official weights served in FP8_BLOCK: 8 GPUs" in shown and "20.00 USD an hour" in shown
+
+
+def written(path, scale: str, *settings: str) -> str:
+    """A file with settings changed by the command that the plan names."""
+    made = glm46("config", scale, *(word for setting in settings for word in ("--set", setting)))
+    assert made.exit_code == 0, made.stderr
+    path.write_text(made.stdout)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (("expert_parallel=3",), "impossible, n_routed_experts (32) does not divide by expert_parallel (3)"),
+        (("zero_stage=3", "pipeline_parallel=4"), "zero_stage 3 with pipeline_parallel 4"),
+        (("device_memory_bytes=20000000000", "micro_batch_sequences=8"), "the fullest rank needs"),
+    ],
+)
+def test_what_cannot_be_trained_has_a_choice_that_can_and_costs_what_it_says(tmp_path, settings, why):
+    """Without --search; its --set lines, taken literally, make the file that the choice describes."""
+    changed = [f"phases.sft.resources.{setting}" for setting in settings]
+    mine = written(tmp_path / "mine.yaml", "scaled_down", *changed)
+    done = glm46("plan", mine)
+    assert why in done.stdout and done.exit_code == (2 if "impossible" in done.stdout else 0)
+    (lines,) = re.findall(r"^  sft: glm46 config: (.+)$", done.stdout, re.M)
+    plan = json.loads(glm46("plan", mine, "--json").stdout)
+    choices = {phase["name"]: phase["choice"] for phase in plan["phases"]}
+    assert {name for name, choice in choices.items() if choice} == {"sft"}, "others need no search"
+    mended = json.loads(glm46("plan", written(tmp_path / "better.yaml", mine, *lines.split()[1::2]), "--json").stdout)
+    (sft,) = (phase for phase in mended["phases"] if phase["name"] == "sft")
+    assert not sft["impossible"] and sft["rank_memory"]["total"] <= MEMORY_USED * sft["rank_memory"]["available"]
+    assert sft["hours"] == pytest.approx(choices["sft"]["hours"])
+    assert sft["needs"]["cost"] == pytest.approx(choices["sft"]["cost"])
+
+
+def test_what_no_setting_mends_and_what_runs_on_cpus_says_so(tmp_path):
+    mine = written(tmp_path / "mine.yaml", "scaled_down", "phases.sft.resources.device_memory_bytes=1000000")
+    done = glm46("plan", mine)
+    assert "sft: no other setting: no topology of 64 ranks in nodes of 8 trains it in 90% of a rank's" in done.stdout
+    searched = glm46("plan", "micro", "--search").stdout
+    assert "no other setting is searched: the time of CPUs is measured or assumed" in searched
+    assert "no other setting" not in glm46("plan", "micro").stdout
+
+
+def test_a_search_says_where_the_configured_setting_is_the_best():
+    phase = SCALED.phases[0]
+    recipe, prices = SCALED.training_recipe(phase), load_prices("guide")
+    first, _ = choose_setting("pretrain_general", recipe, phase.resources, 4096, H100, prices)
+    assert first is not None and first.settings
+    values = dict(setting.rpartition(".")[2].split("=") for setting in first.settings)
+    kinds = {key: type(getattr(phase.resources, key)) for key in values}
+    chosen = phase.resources.model_copy(update={key: kinds[key](value) for key, value in values.items()})
+    again, _ = choose_setting("pretrain_general", recipe, chosen, 4096, H100, prices)
+    assert again is not None and again.settings == () and again.hours == first.hours
+    assert again.describe("USD") == ["the configured setting is the fastest that fits"]
