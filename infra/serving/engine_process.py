@@ -45,10 +45,21 @@ def engine_port(host: str, port: int, api_key: str) -> int:
     return take_port(port, host) if port else free_port(host)
 
 
+def engine_environment() -> dict[str, str]:
+    """The variables of a program of another environment: it does not import our modules, asks no hub for files, and
+    reports its use to nobody."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**own, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
 def main() -> None:
     """Run the command to its end or to that of standard input; its exit code is ours."""
     process = subprocess.Popen(
-        sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
+        sys.argv[1:],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+        env=engine_environment(),
     )
     threading.Thread(target=_end_with_input, args=(process,), daemon=True).start()
     code = process.wait()

@@ -11,10 +11,10 @@ import torch
 
 from model.generation.generation import InProcessEngine, Sampling, sampling_draws
 from tasks.training.policy.served_engine import EngineError, ServedEngine
+from tests.support.engine_servers import STARTED, SglangServer, free_port
 from tests.support.model_recipes import GLM46, random_model
 from tests.support.saved_models import save_checkpoint
 from tests.support.training_inputs import RESOURCES, TrainingInputs, metrics_of
-from tests.training.policy.rollout_server import STARTED, RolloutServer, free_port
 from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe, sft_recipe
 
 MODEL = GLM46.model_copy(update={"num_nextn_predict_layers": 0})
@@ -37,7 +37,7 @@ def hf_dirs(tmp_path_factory):
 
 @pytest.fixture
 def server(hf_dirs):
-    server = RolloutServer(hf_dirs[0][0])
+    server = SglangServer(hf_dirs[0][0])
     yield server
     server.stop()
 
@@ -116,7 +116,7 @@ def test_a_server_that_dies_gets_the_weights_and_the_prompts_again(server, hf_di
     made = engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
     server.stop()
     returned = []
-    revival = threading.Timer(0.7, lambda: returned.append(RolloutServer(hf_dirs[0][0], server.port)))
+    revival = threading.Timer(0.7, lambda: returned.append(SglangServer(hf_dirs[0][0], server.port)))
     revival.start()
     again = engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
     revival.join()
@@ -141,7 +141,7 @@ def test_a_phase_trains_on_what_its_server_samples(tmp_path):
     """Each step's weights are sampled from: else the trainer's log-probabilities would be others."""
     inputs = TrainingInputs(tmp_path / "home")
     start = inputs.train(inputs.chat_arguments(sft_recipe()))
-    server = RolloutServer(start.path("hf/config.json").parent)
+    server = SglangServer(start.path("hf/config.json").parent)
     resources = RESOURCES.model_copy(update={"rollout_server": server.url})
     try:
         trained = inputs.train(
