@@ -16,6 +16,8 @@ from infra.serving.engine_process import engine_environment, running_engine
 from infra.serving.model_server import LOOPBACK, MODEL_ALIAS, ModelServer
 
 VLLM = "vllm"
+CPU_BUILD = "cpu"
+"""A part of the version of every build for CPUs, as 0.32.0+cpu; vLLM itself knows it by this."""
 VERSION_SECONDS = 300
 """The program imports PyTorch before it says its version: 8 s on a free core."""
 CACHE_BYTES = 2**30
@@ -28,7 +30,7 @@ def vllm_program() -> str | None:
 
 
 def vllm_version(program: str) -> str:
-    """What the program says; a build for CPUs ends in +cpu. Raises ValueError for a program that does not start."""
+    """What the program says. Raises ValueError for a program that does not start."""
     asked = subprocess.run(
         [program, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, env=engine_environment()
     )

@@ -84,13 +84,15 @@ def shell_lines(command: list[str]) -> str:
 def _vllm(plan: ServingPlan, place: Place) -> list[str]:
     layout = plan.layout
     words = ["vllm", "serve", place.model_path, "--served-model-name", plan.model.name]
-    words += ["--host", place.host, "--port", str(place.port), "--dtype", "bfloat16"]
-    words += ["--tensor-parallel-size", str(layout.tp), "--pipeline-parallel-size", str(layout.pp)]
-    words += ["--data-parallel-size", str(layout.dp)]
+    words += ["--host", place.host, "--port", str(place.port), "--dtype", plan.dtype]
+    words += ["--max-model-len", str(plan.context), "--max-num-seqs", str(-(-plan.num_slots // layout.dp))]
+    if plan.is_on_gpus:
+        words += ["--tensor-parallel-size", str(layout.tp), "--pipeline-parallel-size", str(layout.pp)]
+        words += ["--data-parallel-size", str(layout.dp), "--gpu-memory-utilization", f"{plan.memory_share:.2f}"]
+    else:
+        words += ["--kv-cache-memory-bytes", str(plan.cache_bytes), "--enforce-eager"]
     if layout.ep > 1:
         words.append("--enable-expert-parallel")
-    words += ["--max-model-len", str(plan.context), "--max-num-seqs", str(-(-plan.num_slots // layout.dp))]
-    words += ["--gpu-memory-utilization", f"{plan.memory_share:.2f}"]
     if plan.quantization:
         words += ["--quantization", plan.quantization]
     if plan.is_drafting:
@@ -107,7 +109,7 @@ def _vllm(plan: ServingPlan, place: Place) -> list[str]:
 def _sglang(plan: ServingPlan, place: Place) -> list[str]:
     layout = plan.layout
     words = ["sglang", "serve", "--model-path", place.model_path, "--served-model-name", plan.model.name]
-    words += ["--host", place.host, "--port", str(place.port), "--dtype", "bfloat16"]
+    words += ["--host", place.host, "--port", str(place.port), "--dtype", plan.dtype]
     words += ["--tp-size", str(layout.tp * layout.dp), "--pp-size", str(layout.pp)]
     words += ["--attn-dp-size", str(layout.dp), "--ep-size", str(layout.ep)]
     words += ["--context-length", str(plan.context), "--max-running-requests", str(plan.num_slots)]
