@@ -5,6 +5,7 @@ vLLM pins other versions than this project, so nothing of it is imported. `make 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.child_process import free_port
-from infra.serving.engine_process import engine_environment, running_engine
+from infra.serving.engine_process import ENGINE_ENVIRONMENT, running_engine
 from infra.serving.model_server import LOOPBACK, MODEL_ALIAS, ModelServer
 
 VLLM = "vllm"
@@ -31,8 +32,9 @@ def vllm_program() -> str | None:
 
 def vllm_version(program: str) -> str:
     """What the program says. Raises ValueError for a program that does not start."""
+    environment = {**os.environ, **ENGINE_ENVIRONMENT}
     asked = subprocess.run(
-        [program, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, env=engine_environment()
+        [program, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, env=environment
     )
     if asked.returncode or not asked.stdout.split():
         reason = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]

@@ -13,6 +13,8 @@ import shlex
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from infra.code_digest import ROOT
+from infra.serving import vllm_worker
 from infra.serving.model_server import server_command
 from tasks.serving.planned_server import ServingPlan
 
@@ -26,6 +28,11 @@ IMAGES = {
 """Where the projects publish their containers; the version ends the tag."""
 KEY_VARIABLES = {"vllm": "VLLM_API_KEY", "llamacpp": "LLAMA_API_KEY"}
 """By which an engine gets the key of its clients; SGLang reads a file."""
+ROLLOUT_WORDS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+ROLLOUT_WORDS += ["--worker-extension-cls", f"{vllm_worker.__name__}.{vllm_worker.WeightReader.__name__}"]
+"""Token ids in and out, log-probabilities at the sampling's temperature, weights that are read in place."""
+ROLLOUT_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT)}
+"""Opens the paths by which weights are changed, and finds the worker's extension."""
 PARSER = "glm45"
 """Of reasoning and tool calls of GLM-4.5 and 4.6, in both engines."""
 MASTER_PORT = 29500
@@ -99,6 +106,8 @@ def _vllm(plan: ServingPlan, place: Place) -> list[str]:
         words += ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})]
     if plan.model.is_chat_trained:
         words += ["--reasoning-parser", PARSER, "--enable-auto-tool-choice", "--tool-call-parser", PARSER]
+    if plan.samples_rollouts:
+        words += ROLLOUT_WORDS
     if plan.num_nodes > 1:
         words += ["--nnodes", str(plan.num_nodes), "--node-rank", place.rank]
         words += ["--master-addr", place.master, "--master-port", str(MASTER_PORT)]

@@ -55,6 +55,7 @@ def plan_on_processors(model: PlannedModel, fleet: Fleet, wishes: Wishes, contex
         quantization="",
         memory_share=MEMORY_SHARE,
         needs=needs,
+        samples_rollouts=wishes.rollouts,
     )
 
 

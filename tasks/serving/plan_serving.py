@@ -142,6 +142,7 @@ def _plan(
         quantization="" if stored.name == model.stored_format else stored.name,
         memory_share=MEMORY_SHARE if wishes.engine == "vllm" else static,
         needs=needs,
+        samples_rollouts=wishes.rollouts,
     )
 
 

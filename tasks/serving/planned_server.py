@@ -67,6 +67,7 @@ class Wishes:
     slots: int | None = None
     drafts: bool | None = None
     quantization: str | None = None
+    rollouts: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ class ServingPlan:
     memory_share: float
     """Of a GPU, in the words of the engine: SGLang's leaves out the overhead. Of the node's memory on processors."""
     needs: Needs
+    samples_rollouts: bool = False
+    """Whether a policy phase gives it weights and asks it for answers as token ids."""
 
     @property
     def is_on_gpus(self) -> bool:

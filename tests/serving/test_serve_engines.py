@@ -39,7 +39,8 @@ if words == ["--version"]:
     sys.exit()
 key_file = words[words.index("--config") + 1] if "--config" in words else ""
 worker = subprocess.Popen(["sleep", "600"])
-seen = {{"words": words, "key": os.environ.get("VLLM_API_KEY"), "worker": worker.pid, "pid": os.getpid(),
+seen = {{"words": words, "mode_of_developers": os.environ.get("VLLM_SERVER_DEV_MODE"),
+        "key": os.environ.get("VLLM_API_KEY"), "worker": worker.pid, "pid": os.getpid(),
         "file": pathlib.Path(key_file).read_text() if key_file else "",
         "mode": os.stat(key_file).st_mode if key_file else 0}}
 pathlib.Path(os.environ["SEEN"]).write_text(json.dumps(seen))
@@ -81,24 +82,26 @@ def is_gone(pid: int, seconds: float = 30) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("engine", "end", "hardware", "version"),
+    ("engine", "end", "version", "more"),
     [
-        ("vllm", signal.SIGTERM, "1xH100", GPU_BUILD),
-        ("sglang", signal.SIGINT, "1xH100", ""),
-        ("vllm", signal.SIGKILL, "none", CPU_BUILD),
+        ("vllm", signal.SIGTERM, GPU_BUILD, ["--hardware", "1xH100", "--api-key-env", "MY_KEY"]),
+        ("sglang", signal.SIGINT, "", ["--hardware", "1xH100", "--api-key-env", "MY_KEY"]),
+        ("vllm", signal.SIGKILL, CPU_BUILD, ["--hardware", "none", "--rollouts"]),
     ],
 )
 def test_an_engine_is_started_with_the_plan_and_ends_with_us(
-    engine, end, hardware, version, directory, path, monkeypatch, tmp_path
+    engine, end, version, more, directory, path, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("VLLM_SAYS", version)
-    options = ["--engine", engine, "--checkpoint", str(directory), "--hardware", hardware, "--port", "0"]
+    monkeypatch.setenv("MY_KEY", KEY)
+    options = ["--engine", engine, "--checkpoint", str(directory), "--port", "0", *more]
+    is_for_rollouts = "--rollouts" in more
     printed = glm46("serve", *options, "--print", home=tmp_path / "home")
     assert printed.exit_code == 0, printed.stderr
     serving = subprocess.Popen(
-        command("serve", *options, "--api-key-env", "MY_KEY"),
+        command("serve", *options),
         cwd=ROOT,
-        env=environment(tmp_path / "home", MY_KEY=KEY, PATH=path, SEEN=str(tmp_path / "seen")),
+        env=environment(tmp_path / "home", PATH=path, SEEN=str(tmp_path / "seen")),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -118,7 +121,9 @@ def test_an_engine_is_started_with_the_plan_and_ends_with_us(
         assert {seen["pid"], seen["worker"]} <= {child.pid for child in children}
         assert not [child for child in children if KEY in " ".join(child.cmdline())]
         if engine == "vllm":
-            assert (seen["key"], seen["words"][len(shown) :]) == (KEY, [])
+            assert (seen["key"], seen["words"][len(shown) :]) == ("" if is_for_rollouts else KEY, [])
+            assert seen["mode_of_developers"] == ("1" if is_for_rollouts else None)
+            assert ("--enable-scale-out" in shown) == is_for_rollouts
         else:
             assert yaml.safe_load(seen["file"]) == {"api-key": KEY} and seen["mode"] & 0o777 == 0o600
             assert seen["words"][len(shown)] == "--config" and seen["key"] == ""
@@ -153,6 +158,9 @@ def test_an_engine_that_stops_is_reported_with_the_end_of_its_log(directory, pat
             ["--hardware", "2x1xH100", "--pp", "2"],
             "this plan needs 2 nodes: write its script and manifests with --write",
         ),
+        (["--rollouts", "--host", "0.0.0.0"], "--rollouts lets whoever reaches the server change its weights"),
+        (["--rollouts", "--api-key-env", "HOME"], "--rollouts lets whoever reaches the server change its weights"),
+        (["--engine", "sglang", "--rollouts"], "--rollouts is of vllm: leave it out with sglang"),
         (["--scenario", "fast"], "--scenario fast: write one of high_throughput, balanced, low_latency"),
         (["--hardware", "1xH100", "--checkpoint", "absent"], "absent is no directory, and vllm serves one"),
     ],

@@ -113,7 +113,7 @@ class VllmServer(EngineServer):
         if path == "/v1/completions":
             return {"choices": [{"prompt_logprobs": self._scores(row)} for row in body["prompt"]]}
         if path == "/collective_rpc":
-            assert body["method"] == "reload_weights", body
+            assert body["method"] == "read_weights", body
             self.load(Path(body["kwargs"]["weights_path"]), self.engine.weights_version)
             self.stale = True
             return {"results": [None]}

@@ -110,7 +110,15 @@ class Asked:
 
 
 def ask(
-    given: Options, config: Path | None, home: Home, scale: str, alias: str, api_key_env: str, store: str | None
+    given: Options,
+    config: Path | None,
+    home: Home,
+    scale: str,
+    alias: str,
+    api_key_env: str,
+    store: str | None,
+    *,
+    rollouts: bool = False,
 ) -> Asked:
     """Raises ValueError for options that contradict each other or the file, and for unknown names."""
     settings = None if config is None else read_production_settings(config)
@@ -120,6 +128,8 @@ def ask(
         _refuse_other_kind(options.checkpoint, engine)
         if options.format is not None:
             raise ValueError("--format chooses among the files of a version, and --checkpoint names one: leave one out")
+    if rollouts:
+        _refuse_open_rollouts(engine, options.host, api_key_env)
     own = load_scale(scale)
     resources, is_llama = own.serving.resources, engine not in DIRECTORY_ENGINES
     default = "low_latency" if is_llama else "balanced"
@@ -134,6 +144,7 @@ def ask(
         options.slots,
         options.drafts,
         options.quantization,
+        rollouts,
     )
     fleet = settings.fleet if settings and settings.fleet and not options.hardware else find_fleet(options.hardware)
     return Asked(
@@ -210,6 +221,17 @@ def _named(option: str, value: str | None, allowed: tuple[Any, ...]) -> Any:
     if value not in allowed:
         raise ValueError(f"--{option} {value}: write one of {', '.join(allowed)}")
     return value
+
+
+def _refuse_open_rollouts(engine: Engine, host: str | None, api_key_env: str) -> None:
+    """Whoever reaches such a server changes its weights, with a key or without."""
+    if engine != VLLM:
+        raise ValueError(f"--rollouts is of vllm: leave it out with {engine}")
+    if host not in (None, *LOOPBACK) or api_key_env:
+        raise ValueError(
+            f"--rollouts lets whoever reaches the server change its weights, with a key or without: leave --host and "
+            f"--api-key-env out, and it answers programs of this machine at {LOOPBACK[0]}"
+        )
 
 
 def _refuse_other_kind(checkpoint: Path, engine: Engine) -> None:

@@ -1,8 +1,8 @@
-"""vLLM's protocol: its worker reads the weights of a directory, the keys and values of older weights are dropped, and
-the version gets its name. Each prompt is a request of its own to `/inference/v1/generate`, all at the same time: vLLM
-computes them together.
+"""vLLM's protocol: its worker reads the weights of a directory (infra/serving/vllm_worker.py), the keys and values of
+older weights are dropped, and the version gets its name. Each prompt is a request of its own to
+`/inference/v1/generate`, all at the same time: vLLM computes them together.
 
-    VLLM_SERVER_DEV_MODE=1 vllm serve HF_DIR --dtype float32 --enable-scale-out --logprobs-mode processed_logprobs
+    glm46 serve --engine vllm --checkpoint HF_DIR --rollouts
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tasks.training.policy.rollout_connection import (
 
 MAX_REQUESTS = 256
 """Requests at the same time; vLLM lets those wait that it does not compute (`--max-num-seqs`)."""
-START_WITH = "start vllm 0.32 or later with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out"
-ABSENT = (403, 404)
-"""Statuses of a path that a server was not started with."""
+START_WITH = "start it with `glm46 serve --engine vllm --checkpoint HF_DIR --rollouts`"
+ABSENT = (403, 404, 500)
+"""Statuses of a path, or a method of the worker, that a server was not started with."""
 ENDED = ("stop", "length")
 """Reasons of an answer that ended by itself; an abort has another."""
 
@@ -34,7 +34,7 @@ class VllmProtocol:
     """Of vLLM 0.32 and later."""
 
     def give_weights(self, connection: ServerConnection, weights_dir: Path, weights_version: str) -> None:
-        _ask(connection, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights_dir)}})
+        _ask(connection, "/collective_rpc", {"method": "read_weights", "kwargs": {"weights_path": str(weights_dir)}})
         for path, body in (("/reset_prefix_cache", {}), ("/update_weight_version", {"new_version": weights_version})):
             done = _ask(connection, path, body)
             if not isinstance(done, dict) or done.get("success") is not True:

@@ -180,13 +180,13 @@ def test_answers_that_vllm_gives_up_are_asked_again(hf_dirs):
     assert all(made.token_ids)
 
 
-@pytest.mark.parametrize("status", [403, 404])
+@pytest.mark.parametrize("status", [403, 404, 500])
 def test_a_vllm_that_was_started_without_the_paths_is_told_how(hf_dirs, status, monkeypatch):
     def refuse(self, path, body):
         raise RefusedRequestError(f"{path} answered with status {status}", status)
 
     monkeypatch.setattr(ServerConnection, "post", refuse)
-    with pytest.raises(EngineError, match=f"status {status}; start vllm 0.32 or later with VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(EngineError, match=f"status {status}; start it with `glm46 serve --engine vllm --check"):
         ServedEngine("vllm", "http://h:1", hf_dirs[1][0], "rl-2").generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
 
 
