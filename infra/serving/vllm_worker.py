@@ -24,7 +24,7 @@ class WeightReader:
 
         if current_platform.is_cpu():
             for module in self.model_runner.get_model().modules():
-                method = getattr(module, "quant_method", None)
+                method: Any = getattr(module, "quant_method", None)
                 if hasattr(method, "moe_kernel"):
                     method.moe_kernel = None
         self.reload_weights(weights_path=weights_path)
