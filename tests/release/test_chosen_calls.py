@@ -15,9 +15,9 @@ from model.formats.gguf_checkpoint import write_gguf
 from model.text.chat_template import encode, render_to_train
 from tests.release.test_release import SERVING
 from tests.release.test_served_requests import WEATHER
+from tests.support.engines.real_vllm import REAL_VLLM, SERVABLE, real_vllm, save_servable
 from tests.support.evaluation_fakes import VOCAB_SIZE, toy_tokenizer
 from tests.support.model_recipes import with_every_expert
-from tests.support.real_vllm import REAL_VLLM, SERVABLE, real_vllm, save_servable
 
 WARM, SAY = ({"role": "user", "content": content} for content in ("How warm is it?", "Say five."))
 CALL = {"role": "assistant", "content": "", "reasoning": "They ask."}

@@ -17,7 +17,7 @@ from tasks.release.check_parity import OptionalEngines, check_parity, optional_e
 from tasks.release.convert_to_gguf import convert_to_gguf
 from tasks.release.generate_reference import generate_reference
 from tests.release.test_release import RECIPE, RELEASE_RESOURCES, SERVING, answers_of
-from tests.support.engine_servers import VLLM_VERSION, write_vllm_program
+from tests.support.engines.engine_servers import VLLM_VERSION, write_vllm_program
 from tests.support.evaluation_fakes import checkpoint, commit, evaluation_suite
 from tests.support.toy_steps import local_output
 

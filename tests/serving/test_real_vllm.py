@@ -9,6 +9,8 @@ import time
 import urllib.error
 import urllib.request
 
+import psutil
+
 from model.formats.hf_checkpoint import load_model
 from model.generation.generation import InProcessEngine, Sampling
 from tasks.release.parity_engines import Row, transformers_scores, vllm_scores
@@ -17,9 +19,9 @@ from tests.conftest import ROOT
 from tests.model.test_adapters import ADAPTERS, adapted_model, written
 from tests.release.test_chosen_calls import learnt_model
 from tests.serving.test_engine_command import NAMES
+from tests.support.engines.real_vllm import PATH, PROGRAM, REAL_VLLM, SERVABLE, real_vllm, save_servable
 from tests.support.model_recipes import random_model
 from tests.support.pipeline import command, environment, glm46
-from tests.support.real_vllm import PATH, PROGRAM, REAL_VLLM, SERVABLE, real_vllm, save_servable
 
 pytestmark = REAL_VLLM
 KEY = "key-of-the-clients"
@@ -87,7 +89,8 @@ def test_glm46_serves_with_vllm_on_this_machines_processors(tmp_path):
         )
         assert profiled.exit_code == 0, profiled.stderr
         levels = json.loads((tmp_path / "profile" / "profile.json").read_text())["levels"]
-        print(levels)
+        server = psutil.Process(serving.pid).children(recursive=True)
+        print(levels, f"{sum(each.memory_full_info().uss for each in server) / 1e9:.2f} GB of {len(server)} processes")
         assert [level["concurrency"] for level in levels] == [1, 8]
     finally:
         serving.terminate()
@@ -121,7 +124,7 @@ def test_vllm_loads_our_adapters_and_answers_as_the_merged_models(tmp_path):
         merged[name] = engine.generate(prompts, Sampling(16, 0.0), "v")
     targets = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
     words = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", *targets)
-    words += ("--worker-extension-cls", "tests.support.vllm_adapters.PlainExperts")
+    words += ("--worker-extension-cls", "tests.support.engines.vllm_adapters.PlainExperts")
     words += ("--lora-modules", *(f"{name}={tmp_path / name / 'adapter'}" for name in LOADED))
     environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "PYTHONPATH": str(ROOT)}
     settings = {"prompt": prompts, "max_tokens": 16, "temperature": 0, "return_token_ids": True}

@@ -151,7 +151,7 @@ def test_an_engine_that_stops_is_reported_with_the_end_of_its_log(directory, pat
             ["--hardware", "1xH100"],
             "vllm is not installed: run `pip install vllm==0.33.0` in an environment of its own",
         ),
-        (["--hardware", "none"], "vllm is not installed: run `make env-vllm`, which makes .venv-vllm and put its bin/"),
+        (["--hardware", "none"], "vllm is not installed: run `make env-vllm`, which makes .venv-vllm, and put its"),
         (["--hardware", "none", "--tp", "2"], "--tp divides GPUs, and vllm serves on processors here: leave it out"),
         (["--hardware", "none", "--write", "out"], "--write of vllm is made for GPUs: name --hardware, or write it"),
         (

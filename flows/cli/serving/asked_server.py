@@ -187,7 +187,7 @@ def _refuse_absent_engine(plan: ServingPlan) -> None:
     engine, program = plan.engine, shutil.which(plan.engine)
     if program is None:
         made = f"run `pip install {engine}=={VERSIONS[engine]}` in an environment of its own (it pins another PyTorch)"
-        made = made if plan.is_on_gpus else "run `make env-vllm`, which makes .venv-vllm"
+        made = made if plan.is_on_gpus else "run `make env-vllm`, which makes .venv-vllm,"
         raise ValueError(f"{engine} is not installed: {made} and put its bin/ on PATH")
     if engine != VLLM:
         return

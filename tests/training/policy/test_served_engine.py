@@ -12,7 +12,7 @@ import torch
 from model.generation.generation import InProcessEngine, Sampling, sampling_draws
 from tasks.training.policy.rollout_connection import EngineError, RefusedRequestError, ServerConnection
 from tasks.training.policy.served_engine import ServedEngine
-from tests.support.engine_servers import STARTED, SglangServer, VllmServer, free_port
+from tests.support.engines.engine_servers import STARTED, SglangServer, VllmServer, free_port
 from tests.support.model_recipes import GLM46, random_model
 from tests.support.saved_models import save_checkpoint
 from tests.support.training_inputs import RESOURCES, TrainingInputs, metrics_of

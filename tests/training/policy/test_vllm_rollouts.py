@@ -13,8 +13,8 @@ from model.formats.hf_checkpoint import load_model
 from model.generation.generation import Sampling, sampling_draws
 from tasks.training.policy.rollout_connection import EngineError
 from tasks.training.policy.served_engine import ServedEngine
+from tests.support.engines.real_vllm import REAL_VLLM, SERVABLE, real_vllm, save_servable
 from tests.support.model_recipes import random_model, with_every_expert
-from tests.support.real_vllm import REAL_VLLM, SERVABLE, real_vllm, save_servable
 from tests.support.training_inputs import RESOURCES, TrainingInputs, metrics_of
 from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe, sft_recipe
 

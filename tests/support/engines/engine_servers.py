@@ -163,7 +163,7 @@ def write_vllm_program(directory: Path) -> Path:
     program = directory / "vllm"
     program.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-        "from tests.support.engine_servers import main\nmain()\n"
+        "from tests.support.engines.engine_servers import main\nmain()\n"
     )
     program.chmod(0o755)
     return program
