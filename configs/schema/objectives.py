@@ -153,10 +153,10 @@ class PolicyObjective(Frozen):
     max_constant_steps: int = Field(gt=0)
     """Steps in a row in which no group has two different rewards, after which training stops: nothing can be learned
     from them."""
-    rollouts: Literal["in_process", "sglang"]
-    """Who samples answers. sglang: the server resources.rollout_server, which reads the weights of each step from the
-    phase's work directory (tasks/training/policy/served_engine.py); its draws are its own, so a phase that is repeated
-    ends in other bits."""
+    rollouts: Literal["in_process", "sglang", "vllm"]
+    """Who samples answers. sglang, vllm: the server resources.rollout_server of this kind, which reads the weights of
+    each step from the phase's work directory (tasks/training/policy/served_engine.py); its draws are its own, so a
+    phase that is repeated ends in other bits."""
     reward_model: PhaseName | None
     """The earlier phase of objective reward whose model scores every answer; null where rewards.reward_model is 0."""
 

@@ -158,8 +158,8 @@ class TrainingResources(JobResources):
     """Memory of a rank for the keys and values of answers that are sampled at once; a policy phase samples a step's
     answers in batches that fit. In float32 on a CPU the batches change no bit of the answers."""
     rollout_server: str
-    """URL of the server that samples answers where objective.rollouts is sglang, else empty. It sees the work directory
-    under the same path."""
+    """URL of the server that samples answers where objective.rollouts names one, empty for in_process. It sees the work
+    directory under the same path."""
     micro_batch_sequences: int = Field(gt=0)
     save_interval_steps: int = Field(gt=0)
     log_interval_steps: int = Field(gt=0)

@@ -53,6 +53,9 @@ def serve(
     context: Annotated[
         int | None, typer.Option(min=1, help="of a request and its answer; by default the scale's, or the model's")
     ] = None,
+    rollouts: Annotated[
+        bool, typer.Option("--rollouts", help="of vllm: a policy phase gives it weights and asks for token ids")
+    ] = False,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE.yaml", help="options as S0's inference_production.yaml")
     ] = None,
@@ -73,7 +76,7 @@ def serve(
         layout, limits = (tp, pp, dp, ep, quantization), (slots, drafts, context)
         options = Options(engine, scenario, hardware, *layout, host, port, *limits, checkpoint, file_format)
         home = open_home()
-        asked = ask(options, config, home, scale, alias, api_key_env, store)
+        asked = ask(options, config, home, scale, alias, api_key_env, store, rollouts=rollouts)
         if is_printed:
             print_plan(asked)
         if write is not None:

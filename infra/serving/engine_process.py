@@ -21,6 +21,8 @@ from infra.child_process import die_with_parent, free_port, take_port
 from infra.serving.model_server import ModelServer, refuse_open_host, start_server, stop_model_server
 
 GRACE_SECONDS = 10
+ENGINE_ENVIRONMENT = {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+"""Of programs of another environment: they do not import our modules, ask no hub for files, and report to nobody."""
 START_SECONDS = 3600
 """A model of 714 GB is read from a disk or a network for many minutes."""
 
@@ -32,7 +34,7 @@ def running_engine(
     """A server of another project for the length of a block, once it has answered /health. Raises RuntimeError with
     the end of its log when it stops or does not answer."""
     supervised = [sys.executable, "-m", "infra.serving.engine_process", *command]
-    server = start_server(supervised, host, port, log_path, START_SECONDS, environment)
+    server = start_server(supervised, host, port, log_path, START_SECONDS, {**ENGINE_ENVIRONMENT, **environment})
     try:
         yield server
     finally:

@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
@@ -33,10 +32,10 @@ MAX_REASONS = 3
 
 
 class OptionalEngines(Record):
-    """Engines that are compared only where they are installed."""
+    """Engines that are compared only where their program is on PATH."""
 
     vllm: str
-    """Its version; empty where it is not installed."""
+    """Its version; empty where it is not."""
 
     @property
     def digest(self) -> str:
@@ -45,11 +44,11 @@ class OptionalEngines(Record):
 
 
 def optional_engines() -> OptionalEngines:
-    """The engines in this environment."""
-    try:
-        return OptionalEngines(vllm=version(VLLM))
-    except PackageNotFoundError:
-        return OptionalEngines(vllm="")
+    """The engines of this machine. Raises ValueError for a program that does not start."""
+    from infra.serving.vllm_program import vllm_program, vllm_version
+
+    program = vllm_program()
+    return OptionalEngines(vllm="" if program is None else vllm_version(program))
 
 
 class EngineParity(Record):
@@ -76,7 +75,7 @@ class ParityReport(Record):
 
 @step(
     content=("parity.json",),
-    evidence=("server.log",),
+    evidence=("server.log", "vllm.log"),
     distributions=("torch", "transformers", "xllamacpp", "tokenizers", "safetensors"),
 )
 def check_parity(
@@ -102,13 +101,13 @@ def check_parity(
     engines = {
         TRANSFORMERS: partial(transformers_scores, hf_dir, rows),
         LLAMA: partial(llama_scores, served, rows, filler, vocab_size, resources, output.path("server.log")),
-        VLLM: partial(vllm_scores, hf_dir, rows) if optional.vllm else None,
+        VLLM: partial(vllm_scores, hf_dir, rows, output.path("vllm.log")) if optional.vllm else None,
     }
     compared: dict[str, EngineParity] = {}
     for name, score in engines.items():
         output.report(Progress(len(compared), len(engines), "engines", f"{name} scores our answers"))
         if score is None:
-            skipped = f"{name} is not installed in this environment"
+            skipped = f"{name} is not on PATH"
             compared[name] = EngineParity(
                 skipped=skipped, num_tokens=0, max_log_probability_difference=None, reasons=()
             )

@@ -6,14 +6,21 @@ the served GGUF file. Ours is not among them: its figures are in the reference.
 
 from __future__ import annotations
 
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.release.served_scoring import CONTEXT_MARGIN, ServedScorer
 
 if TYPE_CHECKING:
     from configs.schema import ServingResources
+
+
+ANSWER_SECONDS = 600.0
+"""Limit of the one request to vLLM, which holds all rows."""
 
 
 class TokenScore(NamedTuple):
@@ -71,18 +78,36 @@ def llama_scores(
         return [[TokenScore(*pair) for pair in scorer.score_tokens(row.prompt_ids, row.token_ids)] for row in rows]
 
 
-def vllm_scores(hf_dir: Path, rows: Sequence[Row]) -> list[list[TokenScore]]:
-    """vLLM on the exported directory, in float32. It reports the log-probability and the rank of a prompt's tokens, so
-    our continuation is given as a part of the prompt."""
-    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+def vllm_scores(hf_dir: Path, rows: Sequence[Row], log_path: Path) -> list[list[TokenScore]]:
+    """vLLM's server on loopback, in float32. It reports the log-probability and the rank of a prompt's tokens, so our
+    continuation is given as a part of the prompt. Raises RuntimeError where the program is not on this machine, and
+    for an answer without them."""
+    from infra.serving.vllm_program import running_vllm, vllm_program
 
+    program = vllm_program()
+    if program is None:
+        raise RuntimeError("vllm was on PATH where this run was started, and is not here: put it on PATH here too")
     longest = max(len(row.prompt_ids) + len(row.token_ids) for row in rows)
-    engine = LLM(model=str(hf_dir), dtype="float32", enforce_eager=True, max_model_len=longest + CONTEXT_MARGIN)
-    asked = [{"prompt_token_ids": [*row.prompt_ids, *row.token_ids]} for row in rows]
-    answers = engine.generate(asked, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1))
-    scores = []
-    for row, answer in zip(rows, answers, strict=True):
-        reported = answer.prompt_logprobs[len(row.prompt_ids) :]
-        entries = [entry[token_id] for entry, token_id in zip(reported, row.token_ids, strict=True)]
-        scores.append([TokenScore(entry.logprob, entry.rank == 1) for entry in entries])
-    return scores
+    asked = {"prompt": [[*row.prompt_ids, *row.token_ids] for row in rows], "max_tokens": 1, "temperature": 0}
+    with running_vllm(program, hf_dir, longest + CONTEXT_MARGIN, log_path) as server:
+        choices = _post(f"{server.url}/v1/completions", {**asked, "prompt_logprobs": 1})["choices"]
+    if len(choices) != len(rows):
+        raise RuntimeError(f"vllm answered {len(choices)} of {len(rows)} prompts: its log is {log_path}")
+    return [_reported_scores(row, choice["prompt_logprobs"]) for row, choice in zip(rows, choices, strict=True)]
+
+
+def _reported_scores(row: Row, reported: Sequence[dict[str, Any]]) -> list[TokenScore]:
+    """Of each position of a prompt vLLM reports its token and the best one, by id."""
+    continued = zip(reported[len(row.prompt_ids) :], row.token_ids, strict=True)
+    entries = [entry[str(token_id)] for entry, token_id in continued]
+    return [TokenScore(entry["logprob"], entry["rank"] == 1) for entry in entries]
+
+
+def _post(url: str, body: dict[str, Any]) -> Any:
+    """Raises RuntimeError with what the server says where it refuses."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            return json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"{url} answered {error.code}: {error.read()[:300].decode(errors='replace')}") from error

@@ -16,7 +16,7 @@ from infra.monitoring.dashboards import board_json
 from infra.monitoring.grafana import provisioning
 from tasks.serving.engine_command import KEY_VARIABLES, Place, deployed_command, image, shell_lines
 from tasks.serving.kubernetes_manifests import contained_place, kubernetes_manifests
-from tasks.serving.planned_server import GPU_ENGINES, ServingPlan
+from tasks.serving.planned_server import DIRECTORY_ENGINES, ServingPlan
 from tasks.serving.serving_panels import PANELS
 
 PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v3.5.0", "grafana/grafana:12.1.0"
@@ -27,8 +27,10 @@ START_SECONDS = 3600
 
 
 def write_deployment(plan: ServingPlan, port: int, directory: Path) -> list[str]:
-    """Write the files into a new directory; their names. Raises ValueError for a directory that exists and for
-    port 0."""
+    """Write the files into a new directory; their names. Raises ValueError for a directory that exists, for port 0,
+    and for vLLM on processors, which no container of these is made for."""
+    if plan.engine in DIRECTORY_ENGINES and not plan.is_on_gpus:
+        raise ValueError(f"--write of {plan.engine} is made for GPUs: name --hardware, or write it with llamacpp")
     if not port:
         raise ValueError("--write needs a port that clients can know: name one with --port")
     if directory.exists() or not directory.absolute().parent.is_dir():
@@ -79,7 +81,7 @@ def launch_script(plan: ServingPlan, port: int) -> str:
 
 def dockerfile(plan: ServingPlan, port: int) -> str:
     """The engine's own image with this command; the base can be replaced by one of your registry."""
-    is_of_gpus, url = plan.engine in GPU_ENGINES, f"http://127.0.0.1:{port}/health"
+    is_of_gpus, url = plan.is_on_gpus, f"http://127.0.0.1:{port}/health"
     request = f"import urllib.request; urllib.request.urlopen('{url}', timeout=5)"
     health = ["python3", "-c", request] if is_of_gpus else ["curl", "--fail", "--silent", "--max-time", "5", url]
     command = deployed_command(plan, contained_place(plan, port, KEY_MOUNT))
@@ -109,7 +111,7 @@ def compose(plan: ServingPlan, port: int) -> dict:
         "ports": [f"127.0.0.1:{port}:{port}"],
         "restart": "unless-stopped",
     }
-    if plan.engine in GPU_ENGINES:
+    if plan.is_on_gpus:
         gpus = {"driver": "nvidia", "count": plan.layout.num_gpus, "capabilities": ["gpu"]}
         server |= {"ipc": "host", "deploy": {"resources": {"reservations": {"devices": [gpus]}}}}
     prometheus: dict[str, object] = {
@@ -150,7 +152,7 @@ def _grafana() -> dict:
 
 def _model_variable(plan: ServingPlan) -> str:
     """By which the files ask where the model is on the host."""
-    return "MODEL_DIR" if plan.engine in GPU_ENGINES else "MODEL_FILE"
+    return "MODEL_DIR" if plan.engine in DIRECTORY_ENGINES else "MODEL_FILE"
 
 
 def _prometheus(plan: ServingPlan, port: int) -> dict:

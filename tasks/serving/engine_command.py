@@ -13,6 +13,8 @@ import shlex
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from infra.code_digest import ROOT
+from infra.serving import vllm_worker
 from infra.serving.model_server import server_command
 from tasks.serving.planned_server import ServingPlan
 
@@ -26,6 +28,11 @@ IMAGES = {
 """Where the projects publish their containers; the version ends the tag."""
 KEY_VARIABLES = {"vllm": "VLLM_API_KEY", "llamacpp": "LLAMA_API_KEY"}
 """By which an engine gets the key of its clients; SGLang reads a file."""
+ROLLOUT_WORDS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+ROLLOUT_WORDS += ["--worker-extension-cls", f"{vllm_worker.__name__}.{vllm_worker.WeightReader.__name__}"]
+"""Token ids in and out, log-probabilities at the sampling's temperature, weights that are read in place."""
+ROLLOUT_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT)}
+"""Opens the paths by which weights are changed, and finds the worker's extension."""
 PARSER = "glm45"
 """Of reasoning and tool calls of GLM-4.5 and 4.6, in both engines."""
 MASTER_PORT = 29500
@@ -84,19 +91,23 @@ def shell_lines(command: list[str]) -> str:
 def _vllm(plan: ServingPlan, place: Place) -> list[str]:
     layout = plan.layout
     words = ["vllm", "serve", place.model_path, "--served-model-name", plan.model.name]
-    words += ["--host", place.host, "--port", str(place.port), "--dtype", "bfloat16"]
-    words += ["--tensor-parallel-size", str(layout.tp), "--pipeline-parallel-size", str(layout.pp)]
-    words += ["--data-parallel-size", str(layout.dp)]
+    words += ["--host", place.host, "--port", str(place.port), "--dtype", plan.dtype]
+    words += ["--max-model-len", str(plan.context), "--max-num-seqs", str(-(-plan.num_slots // layout.dp))]
+    if plan.is_on_gpus:
+        words += ["--tensor-parallel-size", str(layout.tp), "--pipeline-parallel-size", str(layout.pp)]
+        words += ["--data-parallel-size", str(layout.dp), "--gpu-memory-utilization", f"{plan.memory_share:.2f}"]
+    else:
+        words += ["--kv-cache-memory-bytes", str(plan.cache_bytes), "--enforce-eager"]
     if layout.ep > 1:
         words.append("--enable-expert-parallel")
-    words += ["--max-model-len", str(plan.context), "--max-num-seqs", str(-(-plan.num_slots // layout.dp))]
-    words += ["--gpu-memory-utilization", f"{plan.memory_share:.2f}"]
     if plan.quantization:
         words += ["--quantization", plan.quantization]
     if plan.is_drafting:
         words += ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})]
     if plan.model.is_chat_trained:
         words += ["--reasoning-parser", PARSER, "--enable-auto-tool-choice", "--tool-call-parser", PARSER]
+    if plan.samples_rollouts:
+        words += ROLLOUT_WORDS
     if plan.num_nodes > 1:
         words += ["--nnodes", str(plan.num_nodes), "--node-rank", place.rank]
         words += ["--master-addr", place.master, "--master-port", str(MASTER_PORT)]
@@ -107,7 +118,7 @@ def _vllm(plan: ServingPlan, place: Place) -> list[str]:
 def _sglang(plan: ServingPlan, place: Place) -> list[str]:
     layout = plan.layout
     words = ["sglang", "serve", "--model-path", place.model_path, "--served-model-name", plan.model.name]
-    words += ["--host", place.host, "--port", str(place.port), "--dtype", "bfloat16"]
+    words += ["--host", place.host, "--port", str(place.port), "--dtype", plan.dtype]
     words += ["--tp-size", str(layout.tp * layout.dp), "--pp-size", str(layout.pp)]
     words += ["--attn-dp-size", str(layout.dp), "--ep-size", str(layout.ep)]
     words += ["--context-length", str(plan.context), "--max-running-requests", str(plan.num_slots)]

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from tasks.serving.engine_command import KEY_VARIABLES, Place, deployed_command, image
-from tasks.serving.planned_server import GPU_ENGINES, ServingPlan
+from tasks.serving.planned_server import DIRECTORY_ENGINES, ServingPlan
 
 SECRET, SECRET_KEY, SECRET_FILE = "glm46-serving", "api-key", "sglang.yaml"
 """kubectl create secret generic glm46-serving --from-literal=api-key=KEY, of SGLang --from-file=sglang.yaml."""
@@ -59,13 +59,13 @@ def kubernetes_manifests(plan: ServingPlan, port: int) -> list[dict]:
 
 def contained_place(plan: ServingPlan, port: int, key_file: str) -> Place:
     """Where a server in a container finds its model and listens; `key_file` is of SGLang."""
-    model_path = MODEL_MOUNT if plan.engine in GPU_ENGINES else MODEL_FILE
+    model_path = MODEL_MOUNT if plan.engine in DIRECTORY_ENGINES else MODEL_FILE
     key_file = key_file if plan.engine == "sglang" else ""
     return Place(model_path, "0.0.0.0", port, key_file=key_file, program=LLAMA_SERVER)
 
 
 def _pod(plan: ServingPlan, port: int, labels: dict[str, str], *, is_worker: bool) -> dict:
-    is_of_gpus = plan.engine in GPU_ENGINES
+    is_of_gpus = plan.is_on_gpus
     place = replace(
         contained_place(plan, port, f"{KEY_MOUNT}/{SECRET_FILE}"), rank=RANK, master=MASTER, is_worker=is_worker
     )
@@ -99,7 +99,7 @@ def _pod(plan: ServingPlan, port: int, labels: dict[str, str], *, is_worker: boo
 
 def _resources(plan: ServingPlan) -> dict[str, dict[str, str]]:
     """GPUs, or of llama.cpp the memory of the plan, in whole 1e6 bytes."""
-    if plan.engine not in GPU_ENGINES:
+    if not plan.is_on_gpus:
         return {"requests": {"memory": f"{math.ceil(plan.needs.total * 1e3)}M"}}
     gpus = {"nvidia.com/gpu": str(plan.layout.num_gpus // plan.num_nodes)}
     return {"limits": gpus, "requests": gpus}

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tasks.serving.fleet import Fleet
+from tasks.serving.plan_on_processors import plan_on_processors
 from tasks.serving.planned_server import SCENARIOS, Needs, PlannedModel, ServingPlan, Wishes, gigabytes
-from tasks.serving.served_bytes import FORMATS, Layout, WeightFormat, kv_bytes_per_token, weight_bytes
+from tasks.serving.served_bytes import BFLOAT16, FORMATS, Layout, WeightFormat, kv_bytes_per_token, weight_bytes
 
-BFLOAT16, ONLINE_FP8, FOUR_BIT = "bfloat16", "fp8", "W4A16"
+ONLINE_FP8, FOUR_BIT = "fp8", "W4A16"
 STORED_AS = {"awq": FOUR_BIT, "gptq": FOUR_BIT}
 """Methods by the format of a checkpoint that they made."""
 MEMORY_SHARE = 0.92
@@ -21,11 +22,6 @@ MEMORY_SHARE = 0.92
 OVERHEAD_GB = 5.0
 """On each GPU beside weights, keys and values: CUDA context, NCCL's buffers, captured graphs, activations of a part of
 a prompt. Assumed: this project has not run these engines on GPUs."""
-LLAMACPP_MEMORY_SHARE = 0.8
-"""Of a node's memory. Assumed."""
-LLAMACPP_OVERHEAD_GB = 0.1
-"""The server of `tiny` took 141 MB with 41 MB of weights. Logits of a batch of 512 tokens come on top."""
-LLAMACPP_BATCH = 512
 MIN_CONTEXT = 1024
 """Contexts are proposed in steps of this many tokens."""
 
@@ -38,11 +34,13 @@ def plan_serving(model: PlannedModel, fleet: Fleet, wishes: Wishes) -> ServingPl
             f"--context {context} exceeds max_position_embeddings of {model.name} "
             f"({model.recipe.max_position_embeddings}): lower it"
         )
-    if wishes.engine == "llamacpp":
-        return _plan_llamacpp(model, fleet, wishes, context)
+    if wishes.engine == "llamacpp" or (wishes.engine == "vllm" and not fleet.num_gpus):
+        return plan_on_processors(model, fleet, wishes, context)
     stored = _served_format(model, wishes)
     if not fleet.num_gpus:
-        raise ValueError(f"{wishes.engine} is planned for GPUs, and there is {fleet}: name --hardware, or use llamacpp")
+        raise ValueError(
+            f"{wishes.engine} is planned for GPUs, and there is {fleet}: name --hardware, or use llamacpp or vllm"
+        )
     plans = list(_candidates(model, fleet, wishes, stored, context))
     if not plans:
         raise ValueError(_impossible(model, fleet, wishes, stored))
@@ -144,6 +142,7 @@ def _plan(
         quantization="" if stored.name == model.stored_format else stored.name,
         memory_share=MEMORY_SHARE if wishes.engine == "vllm" else static,
         needs=needs,
+        samples_rollouts=wishes.rollouts,
     )
 
 
@@ -204,46 +203,3 @@ def _if_fits(change: str, model: PlannedModel, fleet: Fleet, wishes: Wishes) -> 
     if fitting:
         best = max(fitting, key=_rank)
         yield f"{change} ({best.layout}: {gigabytes(best.needs.total)} of {gigabytes(best.needs.usable)})"
-
-
-def _plan_llamacpp(model: PlannedModel, fleet: Fleet, wishes: Wishes, context: int) -> ServingPlan:
-    for name in ("tp", "pp", "dp", "ep", "quantization"):
-        if getattr(wishes, name) not in (None, 1):
-            raise ValueError(f"--{name} is of vllm and sglang: llamacpp serves a GGUF file on the processors of a node")
-    if not fleet.host_memory_gb:
-        raise ValueError(
-            f"host_memory_gb of {fleet} is not known, and llamacpp uses it: name a fleet file, or leave --hardware out"
-        )
-    scenario, slots = SCENARIOS[wishes.scenario], wishes.slots
-    num_slots = scenario.num_slots_llamacpp if slots is None else slots
-    is_drafting = bool(wishes.drafts)
-    layout = Layout(1, 1, 1, 1)
-    needs = Needs(
-        weights=model.file_bytes / 1e9,
-        kv_per_token=kv_bytes_per_token(model.recipe, layout, 4, with_mtp=is_drafting) / 1e9,
-        context=context,
-        num_contexts=num_slots,
-        overhead=LLAMACPP_OVERHEAD_GB + 4 * LLAMACPP_BATCH * model.recipe.vocab_size / 1e9,
-        usable=LLAMACPP_MEMORY_SHARE * fleet.host_memory_gb,
-        of=f"{LLAMACPP_MEMORY_SHARE:.0%} of {fleet.host_memory_gb:.1f} GB",
-    )
-    plan = ServingPlan(
-        model=model,
-        fleet=fleet,
-        engine="llamacpp",
-        scenario=wishes.scenario,
-        layout=layout,
-        num_nodes=1,
-        context=context,
-        num_slots=num_slots,
-        is_drafting=is_drafting,
-        quantization="",
-        memory_share=LLAMACPP_MEMORY_SHARE,
-        needs=needs,
-    )
-    if not needs.fits:
-        fitting = needs.cached_tokens // context
-        fix = f"--slots {fitting}" if fitting else f"--context {needs.cached_tokens} --slots 1"
-        hint = f"it fits with {fix}" if needs.cached_tokens else "a smaller GGUF type may fit"
-        raise ValueError(f"{model.name} does not fit {fleet}: {needs}; {hint}")
-    return plan

@@ -11,7 +11,10 @@ from tasks.serving.served_bytes import Layout
 
 Engine = Literal["llamacpp", "vllm", "sglang"]
 ScenarioName = Literal["high_throughput", "balanced", "low_latency"]
-GPU_ENGINES: tuple[Engine, ...] = ("vllm", "sglang")
+DIRECTORY_ENGINES: tuple[Engine, ...] = ("vllm", "sglang")
+"""They serve a directory in the Hugging Face layout, llama.cpp a GGUF file."""
+PAGE_TOKENS = 128
+"""Keys and values that vLLM keeps together on processors; it keeps one page for itself."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ class Scenario:
 
     num_slots: int
     """Requests computed at the same time on GPUs."""
-    num_slots_llamacpp: int
-    """The same of llama.cpp, whose slots hold the whole context each."""
+    num_slots_cpu: int
+    """The same on processors, where memory holds the whole context of each."""
     is_drafting: bool
     """The MTP layer drafts where few requests leave GPUs waiting for memory; under many it only adds work."""
     prefers_groups: bool
@@ -64,17 +67,18 @@ class Wishes:
     slots: int | None = None
     drafts: bool | None = None
     quantization: str | None = None
+    rollouts: bool = False
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes of one GPU (of the node for llama.cpp), in 1e9 bytes."""
+    """Bytes of one GPU, or of the node where its processors compute, in 1e9 bytes."""
 
     weights: float
     kv_per_token: float
     context: int
     num_contexts: int
-    """Requests of the whole context that must fit: one of a server that pages its cache, each slot of llama.cpp."""
+    """Requests of the whole context that must fit: one on GPUs, where pages are shared, every slot on processors."""
     overhead: float
     usable: float
     of: str
@@ -120,20 +124,39 @@ class ServingPlan:
     quantization: str
     """What the engine rounds to while loading; empty: weights are served as they are stored."""
     memory_share: float
-    """Of a GPU, in the words of the engine: SGLang's leaves out the overhead."""
+    """Of a GPU, in the words of the engine: SGLang's leaves out the overhead. Of the node's memory on processors."""
     needs: Needs
+    samples_rollouts: bool = False
+    """Whether a policy phase gives it weights and asks it for answers as token ids."""
+
+    @property
+    def is_on_gpus(self) -> bool:
+        return self.engine in DIRECTORY_ENGINES and bool(self.fleet.num_gpus)
+
+    @property
+    def dtype(self) -> str:
+        """What an engine of DIRECTORY_ENGINES computes in; on processors that in which a release was compared."""
+        return "bfloat16" if self.is_on_gpus else "float32"
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of vLLM on processors: whole pages of every slot, and its own."""
+        pages = self.num_slots * -(-self.context // PAGE_TOKENS) + 1
+        return round(1e9 * self.needs.kv_per_token * PAGE_TOKENS * pages)
 
     def describe(self) -> str:
         """The sum, for people."""
         where = str(self.fleet)
-        if self.engine in GPU_ENGINES:
+        if self.is_on_gpus:
             where = f"{self.layout}, {self.layout.num_gpus} GPUs of {where}"
         stored = self.quantization or self.model.stored_format
+        if self.engine in DIRECTORY_ENGINES and not self.is_on_gpus:
+            stored = self.dtype
         lines = [
             f"{self.model.name} in {stored} by {self.engine}, {self.scenario}: {where}",
-            f"each {'GPU' if self.engine in GPU_ENGINES else 'node'}: {self.needs}",
+            f"each {'GPU' if self.is_on_gpus else 'node'}: {self.needs}",
         ]
-        if self.engine in GPU_ENGINES:
+        if self.is_on_gpus:
             total = self.needs.cached_tokens * self.layout.dp
             lines.append(
                 f"keys and values of {total:,} tokens fit, {total / self.context:.1f} requests of the whole context; "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from configs.schema import ModelRecipe
 from model.architecture.counts import count_parameters
 
+BFLOAT16 = "bfloat16"
 TWO_BYTES = 2
 """Of what no format rounds: embedding, unembedding, router and the MTP layer are served in bfloat16."""
 
@@ -33,7 +34,7 @@ _W4 = 0.5 + 2.5 / 128
 FORMATS = {
     each.name: each
     for each in (
-        WeightFormat("bfloat16", 2, 2),
+        WeightFormat(BFLOAT16, 2, 2),
         WeightFormat("fp8", 1, 1),
         WeightFormat("FP8_DYNAMIC", 1, 1),
         WeightFormat("FP8_EXPERTS", 1, 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from infra.home import Home
 from infra.storage.open_store import open_store
 from model.formats.gguf_checkpoint import write_gguf
-from tasks.release.check_parity import OptionalEngines, check_parity
+from tasks.release.check_parity import OptionalEngines, check_parity, optional_engines
 from tasks.release.convert_to_gguf import convert_to_gguf
 from tasks.release.generate_reference import generate_reference
 from tests.release.test_release import RECIPE, RELEASE_RESOURCES, SERVING, answers_of
+from tests.support.engines.engine_servers import VLLM_VERSION, write_vllm_program
 from tests.support.evaluation_fakes import checkpoint, commit, evaluation_suite
 from tests.support.toy_steps import local_output
 
@@ -36,6 +38,14 @@ def given(tmp_path_factory):
     }
 
 
+@pytest.fixture
+def vllm_on_path(tmp_path, monkeypatch):
+    """A program that speaks as vLLM does and computes with our model."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return write_vllm_program(tmp_path / "bin")
+
+
 def checked(given, directory, **changed):
     return check_parity(**{**given, "recipe": PARITY, "resources": SERVING, **changed}, output=local_output(directory))
 
@@ -48,8 +58,25 @@ def test_every_engine_computes_the_model_that_was_trained(given, tmp_path):
         engine = report.engines[name]
         assert engine.num_tokens == sum(answer.num_clear for answer in answers) > 40
         assert engine.max_log_probability_difference < 1e-4
-    assert report.engines["vllm"].skipped == "vllm is not installed in this environment"
+    assert report.engines["vllm"].skipped == "vllm is not on PATH"
     assert json.loads((tmp_path / "parity.json").read_text())["vllm"]["num_tokens"] == 0
+
+
+def test_vllm_is_asked_where_its_program_is_on_path(given, vllm_on_path, tmp_path):
+    optional = optional_engines()
+    assert optional == OptionalEngines(vllm=VLLM_VERSION)
+    report = checked(given, tmp_path, optional=optional)
+    assert report.accepted, report.refusals
+    assert report.engines["vllm"].num_tokens == report.engines["transformers"].num_tokens > 40
+    assert report.engines["vllm"].max_log_probability_difference < 1e-4
+    vllm_on_path.write_text("#!/bin/sh\necho no CPU of this kind >&2\nexit 3\n")
+    with pytest.raises(ValueError, match=r"vllm --version fails \(no CPU of this kind\): take it off PATH, or"):
+        optional_engines()
+    with pytest.raises(RuntimeError, match="no CPU of this kind"):
+        checked(given, tmp_path, optional=optional)
+    vllm_on_path.unlink()
+    with pytest.raises(RuntimeError, match="vllm was on PATH where this run was started, and is not here"):
+        checked(given, tmp_path, optional=optional)
 
 
 def with_answers(answers, directory):
@@ -76,7 +103,7 @@ def test_another_token_and_another_log_probability_are_refused_by_prompt_and_pos
         assert report.engines[name].max_log_probability_difference == pytest.approx(0.01, abs=1e-4)
 
 
-def test_an_exported_tensor_that_differs_is_found_by_the_engine_that_reads_it(given, tmp_path):
+def test_an_exported_tensor_that_differs_is_found_by_the_engines_that_read_it(given, vllm_on_path, tmp_path):
     """The Hugging Face directory is right, the GGUF file is not, and the other way round."""
     directory = given["checkpoint"].directory("hf")
     other = tmp_path / "hf"
@@ -90,9 +117,9 @@ def test_an_exported_tensor_that_differs_is_found_by_the_engine_that_reads_it(gi
     write_gguf(other, other / "tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="glm46")
     exported = SimpleNamespace(directory=lambda name: other)
     served = SimpleNamespace(record=given["gguf"].record, path=lambda name: tmp_path / "m.gguf")
-    for changed, engine in (({"checkpoint": exported}, "transformers"), ({"gguf": served}, "llama.cpp")):
-        report = checked(given, tmp_path, **changed)
-        assert report.refusals and all(each.startswith(f"parity: {engine} ") for each in report.refusals)
+    for changed, engines in (({"checkpoint": exported}, {"transformers", "vllm"}), ({"gguf": served}, {"llama.cpp"})):
+        report = checked(given, tmp_path, optional=optional_engines(), **changed)
+        assert {each.removeprefix("parity: ").split()[0] for each in report.refusals} == engines
 
 
 def test_too_few_prompts_are_refused(given, tmp_path):

@@ -168,12 +168,36 @@ def test_llamacpp_is_planned_for_the_memory_of_its_node():
     assert plan_serving(model, node, Wishes("llamacpp", "balanced", context=2048, slots=slots)).num_slots == slots
     with pytest.raises(ValueError, match="does not fit"):
         plan_serving(model, node, Wishes("llamacpp", "balanced", context=2048, slots=slots + 1))
-    with pytest.raises(ValueError, match="--tp is of vllm and sglang"):
+    with pytest.raises(ValueError, match="--tp divides GPUs, and llamacpp serves on processors here"):
         plan_serving(model, node, Wishes("llamacpp", "balanced", tp=2))
     with pytest.raises(ValueError, match=r"host_memory_gb of 8 x H100 .* is not known, and llamacpp uses it"):
         plan_serving(model, find_fleet("8xH100"), Wishes("llamacpp", "balanced"))
-    with pytest.raises(ValueError, match="vllm is planned for GPUs, and there is no GPU"):
+    with pytest.raises(ValueError, match="sglang is planned for GPUs, and there is no GPU"):
+        plan_serving(FULL, node, Wishes("sglang", "balanced"))
+
+
+def test_vllm_is_planned_for_processors_in_float32_with_whole_pages_of_every_slot():
+    recipe = load_scale("tiny").model.recipe
+    model = PlannedModel("tiny", recipe, "bfloat16", is_chat_trained=True)
+    node = Fleet(gpu="none", gpu_memory_gb=0, gpus_per_node=0, num_nodes=1, host_memory_gb=4)
+    plan = plan_serving(model, node, Wishes("vllm", "balanced", context=1000))
+    with torch.device("meta"):
+        shapes = checkpoint_shapes(Glm4Moe(recipe.model_copy(update={"num_nextn_predict_layers": 0})))
+    assert plan.needs.weights == pytest.approx(4e-9 * sum(shape.numel() for shape in shapes.values()), rel=2e-3)
+    assert plan.cache_bytes == (4 * 8 + 1) * 128 * 2 * kv_cache_bytes_per_token(recipe), "8 pages hold 1,000 tokens"
+    assert plan.dtype == "float32" and "GPU" not in plan.describe().split("by vllm")[1].replace("no GPU", "")
+    with pytest.raises(
+        ValueError, match=r"does not fit no GPU, 4\.0 GB of memory: .*; it fits with --slots (\d+)"
+    ) as no:
+        plan_serving(model, node, Wishes("vllm", "balanced", context=2048, slots=512))
+    slots = int(re.search(r"--slots (\d+)", str(no.value))[1])
+    assert plan_serving(model, node, Wishes("vllm", "balanced", context=2048, slots=slots)).needs.fits
+    with pytest.raises(ValueError, match="plan it for GPUs with --hardware"):
         plan_serving(FULL, node, Wishes("vllm", "balanced"))
+    with pytest.raises(ValueError, match="is stored in FP8_DYNAMIC, which vllm serves on GPUs"):
+        plan_serving(replace(model, stored_format="FP8_DYNAMIC"), node, Wishes("vllm", "balanced"))
+    with pytest.raises(ValueError, match="--drafts of vllm are planned for GPUs"):
+        plan_serving(model, node, Wishes("vllm", "balanced", drafts=True))
 
 
 def test_hardware_is_a_preset_a_file_or_this_machine(tmp_path):

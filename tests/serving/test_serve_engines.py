@@ -30,12 +30,17 @@ from tests.support.pipeline import command, environment, glm46
 from tests.support.refused_releases import record_of
 
 KEY = "key-of-the-clients"
+GPU_BUILD, CPU_BUILD = "0.33.0", "0.32.0+cpu"
 ENGINE = f"""#!{sys.executable}
 import http.server, json, os, pathlib, subprocess, sys
 words = sys.argv[1:]
+if words == ["--version"]:
+    print(os.environ["VLLM_SAYS"])
+    sys.exit()
 key_file = words[words.index("--config") + 1] if "--config" in words else ""
 worker = subprocess.Popen(["sleep", "600"])
-seen = {{"words": words, "key": os.environ.get("VLLM_API_KEY"), "worker": worker.pid, "pid": os.getpid(),
+seen = {{"words": words, "mode_of_developers": os.environ.get("VLLM_SERVER_DEV_MODE"),
+        "key": os.environ.get("VLLM_API_KEY"), "worker": worker.pid, "pid": os.getpid(),
         "file": pathlib.Path(key_file).read_text() if key_file else "",
         "mode": os.stat(key_file).st_mode if key_file else 0}}
 pathlib.Path(os.environ["SEEN"]).write_text(json.dumps(seen))
@@ -56,8 +61,9 @@ def directory(tmp_path_factory):
 
 
 @pytest.fixture
-def path(tmp_path):
-    """A PATH with both engines."""
+def path(tmp_path, monkeypatch):
+    """A PATH with both engines, vLLM's built for GPUs."""
+    monkeypatch.setenv("VLLM_SAYS", GPU_BUILD)
     (tmp_path / "bin").mkdir()
     for name in ("vllm", "sglang"):
         (tmp_path / "bin" / name).write_text(ENGINE)
@@ -76,16 +82,26 @@ def is_gone(pid: int, seconds: float = 30) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("engine", "end"), [("vllm", signal.SIGTERM), ("sglang", signal.SIGINT), ("vllm", signal.SIGKILL)]
+    ("engine", "end", "version", "more"),
+    [
+        ("vllm", signal.SIGTERM, GPU_BUILD, ["--hardware", "1xH100", "--api-key-env", "MY_KEY"]),
+        ("sglang", signal.SIGINT, "", ["--hardware", "1xH100", "--api-key-env", "MY_KEY"]),
+        ("vllm", signal.SIGKILL, CPU_BUILD, ["--hardware", "none", "--rollouts"]),
+    ],
 )
-def test_an_engine_is_started_with_the_plan_and_ends_with_us(engine, end, directory, path, tmp_path):
-    options = ["--engine", engine, "--checkpoint", str(directory), "--hardware", "1xH100", "--port", "0"]
+def test_an_engine_is_started_with_the_plan_and_ends_with_us(
+    engine, end, version, more, directory, path, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("VLLM_SAYS", version)
+    monkeypatch.setenv("MY_KEY", KEY)
+    options = ["--engine", engine, "--checkpoint", str(directory), "--port", "0", *more]
+    is_for_rollouts = "--rollouts" in more
     printed = glm46("serve", *options, "--print", home=tmp_path / "home")
     assert printed.exit_code == 0, printed.stderr
     serving = subprocess.Popen(
-        command("serve", *options, "--api-key-env", "MY_KEY"),
+        command("serve", *options),
         cwd=ROOT,
-        env=environment(tmp_path / "home", MY_KEY=KEY, PATH=path, SEEN=str(tmp_path / "seen")),
+        env=environment(tmp_path / "home", PATH=path, SEEN=str(tmp_path / "seen")),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -105,7 +121,9 @@ def test_an_engine_is_started_with_the_plan_and_ends_with_us(engine, end, direct
         assert {seen["pid"], seen["worker"]} <= {child.pid for child in children}
         assert not [child for child in children if KEY in " ".join(child.cmdline())]
         if engine == "vllm":
-            assert (seen["key"], seen["words"][len(shown) :]) == (KEY, [])
+            assert (seen["key"], seen["words"][len(shown) :]) == ("" if is_for_rollouts else KEY, [])
+            assert seen["mode_of_developers"] == ("1" if is_for_rollouts else None)
+            assert ("--enable-scale-out" in shown) == is_for_rollouts
         else:
             assert yaml.safe_load(seen["file"]) == {"api-key": KEY} and seen["mode"] & 0o777 == 0o600
             assert seen["words"][len(shown)] == "--config" and seen["key"] == ""
@@ -118,7 +136,9 @@ def test_an_engine_is_started_with_the_plan_and_ends_with_us(engine, end, direct
 
 
 def test_an_engine_that_stops_is_reported_with_the_end_of_its_log(directory, path, tmp_path):
-    (tmp_path / "bin" / "vllm").write_text("#!/bin/sh\necho CUDA out of memory\nexit 3\n")
+    (tmp_path / "bin" / "vllm").write_text(
+        f"#!/bin/sh\n[ $1 = --version ] && echo {GPU_BUILD} && exit 0\necho CUDA out of memory\nexit 3\n"
+    )
     options = ["--engine", "vllm", "--checkpoint", str(directory), "--hardware", "1xH100", "--port", "0"]
     ended = glm46("serve", *options, home=tmp_path / "home", PATH=path)
     assert ended.exit_code == 1 and "stopped; the end of" in ended.stderr and "CUDA out of memory" in ended.stderr
@@ -131,11 +151,16 @@ def test_an_engine_that_stops_is_reported_with_the_end_of_its_log(directory, pat
             ["--hardware", "1xH100"],
             "vllm is not installed: run `pip install vllm==0.33.0` in an environment of its own",
         ),
-        (["--hardware", "none"], "vllm is planned for GPUs, and there is no GPU"),
+        (["--hardware", "none"], "vllm is not installed: run `make env-vllm`, which makes .venv-vllm, and put its"),
+        (["--hardware", "none", "--tp", "2"], "--tp divides GPUs, and vllm serves on processors here: leave it out"),
+        (["--hardware", "none", "--write", "out"], "--write of vllm is made for GPUs: name --hardware, or write it"),
         (
             ["--hardware", "2x1xH100", "--pp", "2"],
             "this plan needs 2 nodes: write its script and manifests with --write",
         ),
+        (["--rollouts", "--host", "0.0.0.0"], "--rollouts lets whoever reaches the server change its weights"),
+        (["--rollouts", "--api-key-env", "HOME"], "--rollouts lets whoever reaches the server change its weights"),
+        (["--engine", "sglang", "--rollouts"], "--rollouts is of vllm: leave it out with sglang"),
         (["--scenario", "fast"], "--scenario fast: write one of high_throughput, balanced, low_latency"),
         (["--hardware", "1xH100", "--checkpoint", "absent"], "absent is no directory, and vllm serves one"),
     ],
@@ -144,6 +169,19 @@ def test_what_cannot_start_is_one_sentence(options, message, directory, tmp_path
     checkpoint_option = [] if "--checkpoint" in options else ["--checkpoint", str(directory)]
     ended = glm46("serve", "--engine", "vllm", *checkpoint_option, *options, home=tmp_path / "home", PATH=os.defpath)
     assert ended.exit_code == 2 and message in ended.stderr and ended.stderr.count("\n") == 1, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "hardware", "message"),
+    [
+        (CPU_BUILD, "1xH100", "0.32.0+cpu, built for CPUs, and this plan is for 1 x H100 (80 GB each): name --hardw"),
+        (GPU_BUILD, "none", "is 0.33.0, built for GPUs, and this plan is for no GPU"),
+    ],
+)
+def test_a_build_for_other_machines_is_refused(version, hardware, message, directory, path, tmp_path):
+    options = ["--engine", "vllm", "--checkpoint", str(directory), "--hardware", hardware]
+    ended = glm46("serve", *options, home=tmp_path / "home", PATH=path, VLLM_SAYS=version)
+    assert ended.exit_code == 2 and message in ended.stderr, ended.stderr
 
 
 def test_a_host_that_others_reach_needs_a_key(directory, path, tmp_path):

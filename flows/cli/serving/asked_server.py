@@ -14,12 +14,13 @@ from infra.home import Home
 from infra.registry.model_registry import CHAT_TAG, RegisteredVersion, find_registry, model_name, resolve_alias
 from infra.serving.model_client import key_of
 from infra.serving.model_server import LOOPBACK, SERVED_TYPE
+from infra.serving.vllm_program import CPU_BUILD, VLLM, vllm_version
 from infra.storage.open_store import open_store
 from infra.storage.store import Store
 from tasks.serving.engine_command import VERSIONS
 from tasks.serving.fleet import Fleet, find_fleet
 from tasks.serving.plan_serving import plan_serving
-from tasks.serving.planned_server import GPU_ENGINES, Engine, PlannedModel, ScenarioName, ServingPlan, Wishes
+from tasks.serving.planned_server import DIRECTORY_ENGINES, Engine, PlannedModel, ScenarioName, ServingPlan, Wishes
 from tasks.serving.production_settings import ProductionSettings, read_production_settings
 from tasks.serving.served_model import model_of_directory, model_of_gguf, model_of_scale, require_weights
 
@@ -77,14 +78,14 @@ class Asked:
         """The server of the checkpoint that was named. Raises ValueError where it is none or does not fit."""
         assert self.checkpoint is not None
         path = self.checkpoint.absolute()
-        read = model_of_directory if self.wishes.engine in GPU_ENGINES else model_of_gguf
+        read = model_of_directory if self.wishes.engine in DIRECTORY_ENGINES else model_of_gguf
         return PlacedModel(self._plan(read(path.stem if path.is_file() else path.name, path)), path)
 
     def of_version(self, version: RegisteredVersion) -> PlacedModel:
         """The server of a registered version in the format that was asked for, whose files are verified. For llama.cpp
         a version of another phase than the released one is converted once."""
         name = model_name(self.scale.scale)
-        if self.wishes.engine in GPU_ENGINES:
+        if self.wishes.engine in DIRECTORY_ENGINES:
             path = served_directory(self.store, version, self.format)
             model = replace(model_of_directory(name, path), is_chat_trained=version.tag(CHAT_TAG) == "true")
         else:
@@ -98,7 +99,7 @@ class Asked:
             return self.given()
         registry, name = find_registry(self.home), model_name(self.scale.scale)
         version = None if registry is None else resolve_alias(registry, name, self.alias)
-        if version is None and self.wishes.engine in GPU_ENGINES:
+        if version is None and self.wishes.engine in DIRECTORY_ENGINES:
             return PlacedModel(self._plan(model_of_scale(self.scale)), Path(UNKNOWN_DIRECTORY))
         return self.of_version(version or find_version(self.home, self.scale, self.alias))
 
@@ -109,7 +110,15 @@ class Asked:
 
 
 def ask(
-    given: Options, config: Path | None, home: Home, scale: str, alias: str, api_key_env: str, store: str | None
+    given: Options,
+    config: Path | None,
+    home: Home,
+    scale: str,
+    alias: str,
+    api_key_env: str,
+    store: str | None,
+    *,
+    rollouts: bool = False,
 ) -> Asked:
     """Raises ValueError for options that contradict each other or the file, and for unknown names."""
     settings = None if config is None else read_production_settings(config)
@@ -119,8 +128,10 @@ def ask(
         _refuse_other_kind(options.checkpoint, engine)
         if options.format is not None:
             raise ValueError("--format chooses among the files of a version, and --checkpoint names one: leave one out")
+    if rollouts:
+        _refuse_open_rollouts(engine, options.host, api_key_env)
     own = load_scale(scale)
-    resources, is_llama = own.serving.resources, engine not in GPU_ENGINES
+    resources, is_llama = own.serving.resources, engine not in DIRECTORY_ENGINES
     default = "low_latency" if is_llama else "balanced"
     wishes = Wishes(
         engine,
@@ -133,6 +144,7 @@ def ask(
         options.slots,
         options.drafts,
         options.quantization,
+        rollouts,
     )
     fleet = settings.fleet if settings and settings.fleet and not options.hardware else find_fleet(options.hardware)
     return Asked(
@@ -153,12 +165,12 @@ def ask(
 
 
 def refuse_what_cannot_start(asked: Asked) -> None:
-    """Raises ValueError before anything starts: no such version, no weights, an engine that is not installed, a plan of
-    several nodes or one that does not fit."""
+    """Raises ValueError before anything starts: no such version, no weights, an engine that is not installed or built
+    for other machines, a plan of several nodes or one that does not fit."""
     engine = asked.wishes.engine
     if asked.checkpoint is None:
         version = find_version(asked.home, asked.scale, asked.alias)
-    if engine not in GPU_ENGINES:
+    if engine not in DIRECTORY_ENGINES:
         return
     placed = asked.given() if asked.checkpoint is not None else asked.of_version(version)
     require_weights(placed.path)
@@ -167,10 +179,24 @@ def refuse_what_cannot_start(asked: Asked) -> None:
             f"this plan needs {placed.plan.num_nodes} nodes: write its script and manifests with --write DIR, and "
             f"start those"
         )
-    if shutil.which(engine) is None:
+    _refuse_absent_engine(placed.plan)
+
+
+def _refuse_absent_engine(plan: ServingPlan) -> None:
+    """vLLM is built for GPUs or for CPUs; its program says which."""
+    engine, program = plan.engine, shutil.which(plan.engine)
+    if program is None:
+        made = f"run `pip install {engine}=={VERSIONS[engine]}` in an environment of its own (it pins another PyTorch)"
+        made = made if plan.is_on_gpus else "run `make env-vllm`, which makes .venv-vllm,"
+        raise ValueError(f"{engine} is not installed: {made} and put its bin/ on PATH")
+    if engine != VLLM:
+        return
+    version = vllm_version(program)
+    if (CPU_BUILD in version) == plan.is_on_gpus:
+        built, other = ("CPUs", "name --hardware none") if plan.is_on_gpus else ("GPUs", "name --hardware")
         raise ValueError(
-            f"{engine} is not installed: run `pip install {engine}=={VERSIONS[engine]}` in an environment of its own "
-            f"(it pins another PyTorch) and put its bin/ on PATH"
+            f"{program} is {version}, built for {built}, and this plan is for {plan.fleet}: {other}, or put another "
+            f"vllm on PATH"
         )
 
 
@@ -197,8 +223,19 @@ def _named(option: str, value: str | None, allowed: tuple[Any, ...]) -> Any:
     return value
 
 
+def _refuse_open_rollouts(engine: Engine, host: str | None, api_key_env: str) -> None:
+    """Whoever reaches such a server changes its weights, with a key or without."""
+    if engine != VLLM:
+        raise ValueError(f"--rollouts is of vllm: leave it out with {engine}")
+    if host not in (None, *LOOPBACK) or api_key_env:
+        raise ValueError(
+            f"--rollouts lets whoever reaches the server change its weights, with a key or without: leave --host and "
+            f"--api-key-env out, and it answers programs of this machine at {LOOPBACK[0]}"
+        )
+
+
 def _refuse_other_kind(checkpoint: Path, engine: Engine) -> None:
-    if engine in GPU_ENGINES:
+    if engine in DIRECTORY_ENGINES:
         if not checkpoint.is_dir():
             raise ValueError(f"{checkpoint} is no directory, and {engine} serves one in the Hugging Face layout")
     elif checkpoint.is_dir():

@@ -6,7 +6,6 @@ who begins: what else the machine does slows both.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import statistics
 import time
@@ -23,6 +22,7 @@ from infra.home import Home
 from infra.serving.model_client import ModelClient
 from infra.serving.model_server import running_model_server
 from tasks.release.server_profile import measure_levels
+from tasks.serving.planned_server import DIRECTORY_ENGINES
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 15
 MAX_SECONDS = 60.0
@@ -71,7 +71,7 @@ def measure_speeds(files: Mapping[str, Path], home: Home) -> dict[str, FormatSpe
 
 def unread_checkpoint() -> str:
     """Why the speed of a quantized checkpoint is not measured here: llama.cpp does not read its layout."""
-    found = [name for name in ("vllm", "sglang") if importlib.util.find_spec(name) or shutil.which(name)]
+    found = [name for name in DIRECTORY_ENGINES if shutil.which(name)]
     if found:
         return f"{' and '.join(found)} reads it: serve it and compare the URLs"
     return "no engine on this machine reads it (vLLM and SGLang do, on a GPU)"

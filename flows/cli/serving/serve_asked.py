@@ -21,8 +21,8 @@ from infra.home import private_file
 from infra.registry.model_registry import RegisteredVersion, model_name
 from infra.serving.engine_process import engine_port, running_engine
 from infra.serving.model_server import Access, ModelServer, running_model_server
-from tasks.serving.engine_command import KEY_VARIABLES, Place, engine_command
-from tasks.serving.planned_server import GPU_ENGINES
+from tasks.serving.engine_command import KEY_VARIABLES, ROLLOUT_ENVIRONMENT, Place, engine_command
+from tasks.serving.planned_server import DIRECTORY_ENGINES
 
 ALIAS_SECONDS = 1.0
 """Seconds between two looks at the alias that is served."""
@@ -87,7 +87,7 @@ def watch(server: ModelServer, seconds: float) -> None:
 @contextmanager
 def _running(asked: Asked, placed: PlacedModel, port: int, log_name: str) -> Iterator[ModelServer]:
     plan, log_path = placed.plan, asked.home.run_dir / f"serve-{log_name}.log"
-    if plan.engine not in GPU_ENGINES:
+    if plan.engine not in DIRECTORY_ENGINES:
         changed = {"host": asked.host, "port": port, "context_length": plan.context}
         resources = asked.resources.model_copy(update=changed)
         access = Access(asked.key, plan.num_slots, plan.is_drafting)
@@ -98,6 +98,7 @@ def _running(asked: Asked, placed: PlacedModel, port: int, log_name: str) -> Ite
     with _key_file(asked, log_path.with_suffix(".yaml")) as key_file:
         command = engine_command(plan, Place(str(placed.path), asked.host, port, key_file=key_file))
         environment = {KEY_VARIABLES["vllm"]: asked.key if plan.engine == "vllm" else ""}
+        environment |= ROLLOUT_ENVIRONMENT if plan.samples_rollouts else {}
         with running_engine(command, asked.host, port, log_path, environment) as server:
             yield server
 

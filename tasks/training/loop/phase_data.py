@@ -212,7 +212,8 @@ class PolicyData:
         hf_dir = Path(self.job.work_dir) / "rollout_weights"
         shutil.rmtree(hf_dir, ignore_errors=True)
         export_model(self.job, self.model, hf_dir)
-        return ServedEngine(self.job.resources.rollout_server, hf_dir, f"{self.job.recipe.phase}-{step}")
+        server, version = self.job.resources.rollout_server, f"{self.job.recipe.phase}-{step}"
+        return ServedEngine(self.objective.rollouts, server, hf_dir, version)
 
     def _log_probabilities(self, rows: AnswerRows) -> Tensor:
         return self._likelihood(policy_model(self.model, self.dtype), rows, self.comparison)

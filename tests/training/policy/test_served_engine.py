@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from model.generation.generation import InProcessEngine, Sampling, sampling_draws
-from tasks.training.policy.served_engine import EngineError, ServedEngine
+from tasks.training.policy.rollout_connection import EngineError, RefusedRequestError, ServerConnection
+from tasks.training.policy.served_engine import ServedEngine
+from tests.support.engines.engine_servers import STARTED, SglangServer, VllmServer, free_port
 from tests.support.model_recipes import GLM46, random_model
 from tests.support.saved_models import save_checkpoint
 from tests.support.training_inputs import RESOURCES, TrainingInputs, metrics_of
-from tests.training.policy.rollout_server import STARTED, RolloutServer, free_port
 from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe, sft_recipe
 
 MODEL = GLM46.model_copy(update={"num_nextn_predict_layers": 0})
@@ -35,16 +36,24 @@ def hf_dirs(tmp_path_factory):
     return dirs
 
 
+SERVERS = {"sglang": SglangServer, "vllm": VllmServer}
+
+
+@pytest.fixture(params=SERVERS)
+def kind(request):
+    return request.param
+
+
 @pytest.fixture
-def server(hf_dirs):
-    server = RolloutServer(hf_dirs[0][0])
+def server(kind, hf_dirs):
+    server = SERVERS[kind](hf_dirs[0][0])
     yield server
     server.stop()
 
 
-def test_answers_are_of_the_given_weights_with_their_log_probabilities(server, hf_dirs):
+def test_answers_are_of_the_given_weights_with_their_log_probabilities(kind, server, hf_dirs):
     hf_dir, model = hf_dirs[1]
-    engine = ServedEngine(server.url, hf_dir, "rl-2")
+    engine = ServedEngine(kind, server.url, hf_dir, "rl-2")
     made = engine.generate(PROMPTS, SAMPLING, "rl-2", [own[:size] for own, size in zip(DRAWS, (6, 4, 1), strict=True)])
     assert server.versions == [STARTED, "rl-2"] and made.weights_version == "rl-2"
     own = InProcessEngine(model, weights_version="own", batch_sequences=1)
@@ -62,7 +71,7 @@ def test_answers_are_of_the_given_weights_with_their_log_probabilities(server, h
 
 
 def changed(**about):
-    """Answers whose first one says something else of itself."""
+    """SGLang's answers whose first one says something else of itself."""
 
     def spoil(answers):
         answers[0]["meta_info"].update(about)
@@ -82,41 +91,66 @@ def longer(answers):
     return answers
 
 
+def no_number(answers):
+    answers[2]["meta_info"]["output_token_logprobs"][0][0] = math.nan
+    return answers
+
+
+def choice(**about):
+    """vLLM's answers of one choice, each of which says something else."""
+
+    def spoil(answer):
+        answer["choices"][0].update(about)
+        return answer
+
+    return spoil
+
+
+def spans(*versions):
+    return choice(weight_versions=[{"version": version, "start": 0, "end": 1} for version in versions])
+
+
+SCORED = {"token_id": 2, "logprob": -1.0}
+
+
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("kind", "spoil", "message"),
     [
-        (changed(weight_version="rl-1"), "answer 0 of .* was sampled by weights rl-1, not rl-2"),
-        (changed(output_token_logprobs=[[-1.0, 2, None]]), r"answer 0 of .* tokens, of which 1 have a log-probability"),
-        (longer, "answer 0 of .* has 7 tokens, of which 7 have a log-probability and 6 were asked for"),
-        (lambda answers: answers[:2], "gave 2 answers to 3 prompts"),
-        (lambda answers: {"error": "busy"}, "gave 1 answers to 3 prompts"),
-        (without_scores, "answer 1 of .* has no output_ids with output_token_logprobs"),
-        (lambda answers: [{**answers[0], "output_ids": []}, *answers[1:]], "answer 0 of .* has 0 tokens"),
+        ("sglang", changed(weight_version="rl-1"), "answer 0 of .* was sampled by weights rl-1, not rl-2"),
+        ("sglang", changed(output_token_logprobs=[[-1.0, 2, None]]), r"answer 0 of .* tokens, of which 1 have a log-p"),
+        ("sglang", longer, "answer 0 of .* has 7 tokens, of which 7 have a log-probability and 6 were asked for"),
+        ("sglang", lambda answers: answers[:2], "gave 2 answers to 3 prompts"),
+        ("sglang", lambda answers: {"error": "busy"}, "gave 1 answers to 3 prompts"),
+        ("sglang", without_scores, "answer 1 of .* has no output_ids with output_token_logprobs"),
+        ("sglang", lambda answers: [{**answers[0], "output_ids": []}, *answers[1:]], "answer 0 of .* has 0 tokens"),
+        ("sglang", no_number, "answer 2 of .* log-probability that is no number"),
+        ("vllm", spans("rl-1"), "answer 0 of .* was sampled by weights rl-1, not rl-2"),
+        ("vllm", spans("rl-1", "rl-2"), "answer 0 of .* was sampled by weights rl-1, rl-2, not rl-2"),
+        (
+            "vllm",
+            choice(weight_versions=None),
+            "answer 0 of .* has no token_ids with logprobs and weight_versions .*st",
+        ),
+        ("vllm", choice(logprobs=None), "answer 0 of .* has no token_ids with logprobs and weight_versions"),
+        ("vllm", choice(logprobs={"content": [SCORED]}), r"answer 0 of .* tokens, of which 1 have a log-probability"),
+        ("vllm", choice(token_ids=[], logprobs={"content": []}), "answer 0 of .* has 0 tokens"),
+        ("vllm", choice(token_ids=[2], logprobs={"content": [{**SCORED, "logprob": math.nan}]}), "that is no number"),
+        ("vllm", choice(token_ids=[2] * 7, logprobs={"content": [SCORED] * 7}), "has 7 tokens, .* and 6 were"),
     ],
 )
-def test_an_answer_that_cannot_be_trained_on_is_refused(server, hf_dirs, spoil, message):
+def test_an_answer_that_cannot_be_trained_on_is_refused(kind, server, hf_dirs, spoil, message):
     server.spoil = spoil
     with pytest.raises(EngineError, match=message):
-        ServedEngine(server.url, hf_dirs[1][0], "rl-2").generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
+        ServedEngine(kind, server.url, hf_dirs[1][0], "rl-2").generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
 
 
-def test_a_log_probability_that_is_no_number_is_refused(server, hf_dirs):
-    def spoil(answers):
-        answers[2]["meta_info"]["output_token_logprobs"][0][0] = math.nan
-        return answers
-
-    server.spoil = spoil
-    with pytest.raises(EngineError, match=r"answer 2 of .* log-probability that is no number"):
-        ServedEngine(server.url, hf_dirs[1][0], "rl-2").generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
-
-
-def test_a_server_that_dies_gets_the_weights_and_the_prompts_again(server, hf_dirs):
+def test_a_server_that_dies_gets_the_weights_and_the_prompts_again(kind, server, hf_dirs):
     hf_dir, _ = hf_dirs[1]
-    engine = ServedEngine(server.url, hf_dir, "rl-2")
+    engine = ServedEngine(kind, server.url, hf_dir, "rl-2")
     made = engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
     server.stop()
     returned = []
-    revival = threading.Timer(0.7, lambda: returned.append(RolloutServer(hf_dirs[0][0], server.port)))
+    revival = threading.Timer(0.7, lambda: returned.append(SERVERS[kind](hf_dirs[0][0], server.port)))
     revival.start()
     again = engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
     revival.join()
@@ -127,8 +161,37 @@ def test_a_server_that_dies_gets_the_weights_and_the_prompts_again(server, hf_di
     other.stop()
 
 
-def test_a_server_that_stays_away_is_named(hf_dirs):
-    engine = ServedEngine(f"http://127.0.0.1:{free_port()}", hf_dirs[0][0], "rl-1", patience_seconds=0.1)
+def test_answers_that_vllm_gives_up_are_asked_again(hf_dirs):
+    """A server that ends answers what it computes with finish_reason abort and status 200."""
+    server = VllmServer(hf_dirs[0][0])
+    engine = ServedEngine("vllm", server.url, hf_dirs[1][0], "rl-2")
+    given_up = []
+
+    def spoil(answer):
+        if len(given_up) == 0:
+            given_up.append(answer)
+            return {"choices": [{**answer["choices"][0], "finish_reason": "abort"}]}
+        return answer
+
+    server.spoil = spoil
+    made = engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
+    server.stop()
+    assert given_up and server.num_asked == 2 * len(PROMPTS) and server.versions == [STARTED, "rl-2", "rl-2"]
+    assert all(made.token_ids)
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_a_vllm_that_was_started_without_the_paths_is_told_how(hf_dirs, status, monkeypatch):
+    def refuse(self, path, body):
+        raise RefusedRequestError(f"{path} answered with status {status}", status)
+
+    monkeypatch.setattr(ServerConnection, "post", refuse)
+    with pytest.raises(EngineError, match=f"status {status}; start it with `glm46 serve --engine vllm --check"):
+        ServedEngine("vllm", "http://h:1", hf_dirs[1][0], "rl-2").generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
+
+
+def test_a_server_that_stays_away_is_named(kind, hf_dirs):
+    engine = ServedEngine(kind, f"http://127.0.0.1:{free_port()}", hf_dirs[0][0], "rl-1", patience_seconds=0.1)
     with pytest.raises(EngineError, match=r"was away for 0 s .*: start the server again"):
         engine.generate(PROMPTS, SAMPLING, "rl-1", DRAWS)
 
@@ -137,15 +200,16 @@ SERVED = {**GRPO, "rollouts": "sglang", "routes": "ignore"}
 
 
 @pytest.mark.long
-def test_a_phase_trains_on_what_its_server_samples(tmp_path):
+def test_a_phase_trains_on_what_its_server_samples(kind, tmp_path):
     """Each step's weights are sampled from: else the trainer's log-probabilities would be others."""
     inputs = TrainingInputs(tmp_path / "home")
     start = inputs.train(inputs.chat_arguments(sft_recipe()))
-    server = RolloutServer(start.path("hf/config.json").parent)
+    server = SERVERS[kind](start.path("hf/config.json").parent)
+    objective = {**SERVED, "rollouts": kind}
     resources = RESOURCES.model_copy(update={"rollout_server": server.url})
     try:
         trained = inputs.train(
-            inputs.prompt_arguments(rl_recipe(num_steps=3, objective=SERVED), ANSWERS, resources, start=start)
+            inputs.prompt_arguments(rl_recipe(num_steps=3, objective=objective), ANSWERS, resources, start=start)
         )
     finally:
         server.stop()

@@ -1,0 +1,98 @@
+"""Asks a server that samples answers, and what such a server answers. Runs in ranks."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from model.generation.generation import Sampling
+
+ANSWER_SECONDS = 3600.0
+"""Limit of one request."""
+MAX_SEED = 2**31
+AWAY = (ConnectionError, http.client.HTTPException, TimeoutError)
+"""What a connection raises whose other end is gone."""
+STARTING = 503
+"""Status of a server that is not ready."""
+
+
+class EngineError(RuntimeError):
+    """A server's answer that cannot be trained on, or a server that stays away."""
+
+
+class RefusedRequestError(EngineError):
+    """A request that a server refuses."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class ServerAnswer:
+    """One answer as a server gave it."""
+
+    token_ids: list[int]
+    """With the stop token that ended it, if one did."""
+    scored_ids: list[int]
+    """Of the tokens that have a log-probability."""
+    log_probabilities: list[float]
+    """At the sampling's temperature."""
+    weights_version: str
+    """Of the weights that sampled it; several where they changed meanwhile."""
+
+
+class RolloutProtocol(Protocol):
+    """How a kind of server is given weights and asked."""
+
+    def give_weights(self, connection: ServerConnection, weights_dir: Path, weights_version: str) -> None:
+        """Have the server read a Hugging Face directory and answer under the name of its version. Raises EngineError,
+        and one of AWAY."""
+        ...
+
+    def sample(
+        self,
+        connection: ServerConnection,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        draws: Sequence[Sequence[float]],
+    ) -> list[ServerAnswer]:
+        """Continue each prompt by as many tokens at most as it has draws; the first seeds the server's own. Raises
+        EngineError, and one of AWAY."""
+        ...
+
+
+class ServerConnection:
+    """Posts JSON to one server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Raises one of AWAY where the server is gone or starting, EngineError for what it refuses."""
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            if error.code == STARTING:
+                raise ConnectionError(f"{path}: status {STARTING}") from error
+            said = f"{self.url}{path} answered with status {error.code}: {error.read()[:300]!r}"
+            raise RefusedRequestError(said, error.code) from error
+        except urllib.error.URLError as error:
+            raise ConnectionError(str(error.reason)) from error
+        except ValueError as error:
+            raise EngineError(f"{self.url}{path} did not answer in JSON: {error}") from error
+
+
+def server_seed(draws: Sequence[float]) -> int:
+    """The seed of an answer, of the first of its draws."""
+    return int(draws[0] * MAX_SEED)

@@ -1,0 +1,95 @@
+"""vLLM's protocol: its worker reads the weights of a directory (infra/serving/vllm_worker.py), the keys and values of
+older weights are dropped, and the version gets its name. Each prompt is a request of its own to
+`/inference/v1/generate`, all at the same time: vLLM computes them together.
+
+    glm46 serve --engine vllm --checkpoint HF_DIR --rollouts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from model.generation.generation import Sampling
+from tasks.training.policy.rollout_connection import (
+    EngineError,
+    RefusedRequestError,
+    ServerAnswer,
+    ServerConnection,
+    server_seed,
+)
+
+MAX_REQUESTS = 256
+"""Requests at the same time; vLLM lets those wait that it does not compute (`--max-num-seqs`)."""
+START_WITH = "start it with `glm46 serve --engine vllm --checkpoint HF_DIR --rollouts`"
+ABSENT = (403, 404, 500)
+"""Statuses of a path, or a method of the worker, that a server was not started with."""
+ENDED = ("stop", "length")
+"""Reasons of an answer that ended by itself; an abort has another."""
+
+
+class VllmProtocol:
+    """Of vLLM 0.32 and later."""
+
+    def give_weights(self, connection: ServerConnection, weights_dir: Path, weights_version: str) -> None:
+        _ask(connection, "/collective_rpc", {"method": "read_weights", "kwargs": {"weights_path": str(weights_dir)}})
+        for path, body in (("/reset_prefix_cache", {}), ("/update_weight_version", {"new_version": weights_version})):
+            done = _ask(connection, path, body)
+            if not isinstance(done, dict) or done.get("success") is not True:
+                raise EngineError(f"{connection.url}{path} failed after it read {weights_dir}: {str(done)[:300]}")
+
+    def sample(
+        self,
+        connection: ServerConnection,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        draws: Sequence[Sequence[float]],
+    ) -> list[ServerAnswer]:
+        bodies = [
+            {"token_ids": list(prompt), "sampling_params": _parameters(sampling, own)}
+            for prompt, own in zip(prompts, draws, strict=True)
+        ]
+        with ThreadPoolExecutor(min(len(bodies), MAX_REQUESTS)) as requests:
+            answers = list(requests.map(lambda body: _ask(connection, "/inference/v1/generate", body), bodies))
+        return [_read(connection, number, answer) for number, answer in enumerate(answers)]
+
+
+def _ask(connection: ServerConnection, path: str, body: dict[str, Any]) -> Any:
+    try:
+        return connection.post(path, body)
+    except RefusedRequestError as error:
+        if error.status in ABSENT:
+            raise EngineError(f"{error}; {START_WITH}") from error
+        raise
+
+
+def _parameters(sampling: Sampling, draws: Sequence[float]) -> dict[str, Any]:
+    return {
+        "max_tokens": len(draws),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "seed": server_seed(draws),
+        "logprobs": 0,
+        "detokenize": False,
+    }
+
+
+def _read(connection: ServerConnection, number: int, answer: Any) -> ServerAnswer:
+    try:
+        (choice,) = answer["choices"]
+        content, reason = choice["logprobs"]["content"], choice["finish_reason"]
+        versions = ", ".join(span["version"] for span in choice["weight_versions"])
+        log_probabilities = [float(each["logprob"]) for each in content]
+        scored_ids = [each["token_id"] for each in content]
+        token_ids = list(choice["token_ids"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(
+            f"answer {number} of {connection.url} has no token_ids with logprobs and weight_versions ({error!r}): "
+            f"{START_WITH}"
+        ) from error
+    if reason not in ENDED:
+        raise ConnectionError(f"answer {number} of {connection.url} was given up ({reason})")
+    return ServerAnswer(token_ids, scored_ids, log_probabilities, versions)

@@ -1,0 +1,180 @@
+"""Servers around our in-process engine that speak as SGLang and vLLM do, each in a thread: they can die, come back and
+answer wrongly. Also a program `vllm` for PATH:
+
+    vllm --version
+    vllm serve DIRECTORY --host HOST --port PORT ...
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.formats.hf_checkpoint import load_model
+from model.generation.generation import InProcessEngine, Sampling
+from tests.conftest import ROOT
+
+Spoil = Callable[[Any], Any]
+STARTED = "started"
+"""Version of the weights of a server that was given none."""
+VLLM_VERSION = "0.32.0+cpu"
+
+
+class EngineServer(ABC):
+    """Begins with the weights of a directory. `spoil` changes what it answers to prompts; `num_asked` counts them."""
+
+    def __init__(self, hf_dir: Path, port: int = 0, spoil: Spoil = lambda answer: answer) -> None:
+        self.spoil, self.num_asked, self.versions = spoil, 0, [STARTED]
+        self.lock = threading.Lock()
+        self.load(hf_dir, STARTED)
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200 if self.path == "/health" else 404)
+                self.end_headers()
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with owner.lock:
+                    answer = json.dumps(owner.answer(self.path, body)).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.port = self.http.server_port
+        threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    def load(self, hf_dir: Path, version: str) -> None:
+        self.engine = InProcessEngine(load_model(hf_dir), weights_version=version, batch_sequences=16)
+
+    def continue_prompt(self, prompt: list[int], sampling: Sampling) -> tuple[list[int], list[float]]:
+        self.num_asked += 1
+        made = self.engine.generate([prompt], sampling, self.engine.weights_version)
+        return made.token_ids[0], made.sampled_log_probabilities[0]
+
+    @abstractmethod
+    def answer(self, path: str, body: dict[str, Any]) -> Any: ...
+
+
+class SglangServer(EngineServer):
+    def answer(self, path: str, body: dict[str, Any]) -> Any:
+        if path == "/update_weights_from_disk":
+            self.load(Path(body["model_path"]), body["weight_version"])
+            self.versions.append(body["weight_version"])
+            return {"success": True, "message": ""}
+        assert path == "/generate" and body["return_logprob"], path
+        return self.spoil(
+            [self._continued(*asked) for asked in zip(body["input_ids"], body["sampling_params"], strict=True)]
+        )
+
+    def _continued(self, prompt: list[int], asked: dict[str, Any]) -> dict[str, Any]:
+        sampling = Sampling(
+            asked["max_new_tokens"],
+            asked["temperature"],
+            asked["top_p"],
+            tuple(asked["stop_token_ids"]),
+            asked["sampling_seed"],
+        )
+        token_ids, values = self.continue_prompt(prompt, sampling)
+        scored = [[value, token_id, None] for value, token_id in zip(values, token_ids, strict=True)]
+        about = {"output_token_logprobs": scored, "weight_version": self.engine.weights_version}
+        return {"output_ids": token_ids, "meta_info": about}
+
+
+class VllmServer(EngineServer):
+    """`stale` is True from new weights on until the keys and values of old ones are dropped."""
+
+    stale = False
+
+    def answer(self, path: str, body: dict[str, Any]) -> Any:
+        if path == "/v1/completions":
+            return {"choices": [{"prompt_logprobs": self._scores(row)} for row in body["prompt"]]}
+        if path == "/collective_rpc":
+            assert body["method"] == "read_weights", body
+            self.load(Path(body["kwargs"]["weights_path"]), self.engine.weights_version)
+            self.stale = True
+            return {"results": [None]}
+        if path == "/reset_prefix_cache":
+            self.stale = False
+            return {"success": True}
+        if path == "/update_weight_version":
+            assert not self.stale, "old keys and values under a new name"
+            self.engine.weights_version = body["new_version"]
+            self.versions.append(body["new_version"])
+            return {"success": True, "new_version": body["new_version"]}
+        assert path == "/inference/v1/generate", path
+        return self.spoil(self._continued(body["token_ids"], body["sampling_params"]))
+
+    def _continued(self, prompt: list[int], asked: dict[str, Any]) -> dict[str, Any]:
+        assert asked["logprobs"] == 0, asked
+        sampling = Sampling(
+            asked["max_tokens"], asked["temperature"], asked["top_p"], tuple(asked["stop_token_ids"]), asked["seed"]
+        )
+        token_ids, values = self.continue_prompt(prompt, sampling)
+        content = [{"token_id": id_, "logprob": value} for id_, value in zip(token_ids, values, strict=True)]
+        span = {"version": self.engine.weights_version, "start": 0, "end": len(token_ids)}
+        choice = {"index": 0, "finish_reason": "length" if len(token_ids) == asked["max_tokens"] else "stop"}
+        choice |= {"token_ids": token_ids, "logprobs": {"content": content}, "weight_versions": [span]}
+        return {"request_id": "r", "choices": [choice]}
+
+    def _scores(self, row: list[int]) -> list[Any]:
+        """Of each token but the first its log-probability and its rank."""
+        with torch.no_grad():
+            scores_TV = self.engine.model(torch.tensor([row])).logits_BTV[0].float().log_softmax(-1)
+        reported: list[Any] = [None]
+        for position, token_id in enumerate(row[1:]):
+            value = scores_TV[position, token_id]
+            rank = int((scores_TV[position] > value).sum()) + 1
+            reported.append({str(token_id): {"logprob": float(value), "rank": rank}})
+        return reported
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def write_vllm_program(directory: Path) -> Path:
+    """The program `vllm` in a folder for PATH."""
+    program = directory / "vllm"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.support.engines.engine_servers import main\nmain()\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+def main() -> None:
+    """What the program does."""
+    words = sys.argv[1:]
+    if words == ["--version"]:
+        print(VLLM_VERSION)
+        return
+    assert words[0] == "serve" and words[words.index("--host") + 1] == "127.0.0.1", words
+    VllmServer(Path(words[1]), int(words[words.index("--port") + 1]))
+    threading.Event().wait()
