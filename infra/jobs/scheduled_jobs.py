@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 SUBMITTED_FILES = ("job.sbatch", "job.pbs", "job.yaml", "ssh.json", "slurm-*.log", "supervisor-*.log")
 """What schedulers were given and what supervisors printed: evidence of the step whose job it was."""
 CANCELLED_FILE = "cancelled"
+CHANGE_RESOURCES = "change queue or ranks_per_node of the resources"
 COMMAND_SECONDS = 60
 """For an answer of a scheduler's command."""
 NAME_DIGITS = 12
 """Of the key, in the scheduler's lists."""
+RESTART_MARK = "+"
+"""In job.json, between the name of a scheduler's job and how often it was requeued: the nodes of a start find each
+other."""
 SAVE_SECONDS = 120
 """Before the time limit the ranks are told to save."""
 
@@ -44,6 +48,8 @@ class SchedulerRecord:
 
     state: Literal["queued", "stuck", "running", "ended", "taken", "cancelled"]
     reason: str = ""
+    fix: str = CHANGE_RESOURCES
+    """Of a stuck one."""
 
 
 class Scheduler(Protocol):
@@ -100,12 +106,9 @@ class ScheduledLauncher:
         if record is not None and record.state == "queued":
             return JobStatus("queued", None, None, None, "", (), record.reason)
         if record is not None and record.state == "stuck":
-            reason = (
-                f"{self.scheduler.name} does not start job {name} ({record.reason}): change queue or ranks_per_node of "
-                f"the resources and run again"
-            )
+            reason = f"{self.scheduler.name} does not start job {name} ({record.reason}): {record.fix}, and run again"
             return JobStatus("failed", None, None, None, "", (), reason)
-        if job is not None and job.scheduler_job != name:
+        if job is not None and not _is_of(job, name):
             job = None
         # What the nodes found out of each other is news that the scheduler may have to learn yet.
         if record is not None and record.state == "running" and not (job is not None and job.reason):
@@ -125,7 +128,7 @@ class ScheduledLauncher:
             job = read_job_file(work_dir)
             if record.state != "running" or time.monotonic() > deadline:
                 self.scheduler.end(name, work_dir)
-            elif job is not None and job.scheduler_job == name:
+            elif job is not None and _is_of(job, name):
                 NodeFiles(work_dir, job.fencing).order("TERM")
             time.sleep(min(1.0, self.scheduler.look_seconds))
         self._looked.pop(handle.key, None)
@@ -146,6 +149,11 @@ class ScheduledLauncher:
             record = self.scheduler.look(self._name(key), self.work_root / key)
             self._looked[key] = time.monotonic(), record
         return record
+
+
+def _is_of(job: JobFile, name: str) -> bool:
+    """Whether job.json is of this job of the scheduler, however often that began."""
+    return job.scheduler_job.partition(RESTART_MARK)[0] == name
 
 
 def scheduler_of(work_dir: Path) -> str:
