@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from getpass import getuser
 
 from infra.jobs.scheduled_jobs import CHANGE_RESOURCES, ask
 
@@ -57,7 +58,8 @@ def _another_partition(request: Request) -> str:
 def _another_account(request: Request) -> str:
     allowed = _partition(request).get("AllowAccounts", "ALL")
     if allowed == "ALL":
-        shown = ask("sacctmgr", "--noheader", "--parsable2", "show", "associations", "where", "user=", "format=account")
+        own = ("where", f"user={getuser()}", "format=account")
+        shown = ask("sacctmgr", "--noheader", "--parsable2", "show", "associations", *own)
         allowed = ", ".join(sorted(set(shown.stdout.split()))) if shown.returncode == 0 else ""
     return f"set queue.account to one of {allowed}" if allowed else "set queue.account to one that this user has"
 
@@ -80,12 +82,17 @@ def _fewer_gpus(request: Request) -> str:
     return "no node has so many GPUs as ranks_per_node asks for: lower it, or set device to cpu"
 
 
+def _another_machine(request: Request) -> str:
+    return "run on a machine where Slurm answers, for example a login node"
+
+
 FIXES: dict[str, Callable[[Request], str]] = {
     "[Ii]nvalid partition|partition not available|PartitionDown|PartitionInactive": _another_partition,
     "[Ii]nvalid account|account.not.|AccountNotAllowed|InvalidAccount": _another_account,
     "time limit is invalid|PartitionTimeLimit|WallDuration": _less_time,
     "Node count specification|PartitionNodeLimit": _fewer_nodes,
     "generic resource": _fewer_gpus,
+    "configuration source|contact slurm controller": _another_machine,
 }
 """By Slurm's words, at the end of `sbatch` or as the reason of a job that waits."""
 

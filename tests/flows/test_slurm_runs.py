@@ -50,9 +50,10 @@ def messages_in_prefect(home: Path) -> str:
 
 
 def local_scale(scale: Path) -> Path:
-    """The same with the first phase on this machine, in as many ranks."""
+    """The same on this machine, the first phase in as many ranks."""
     tree = yaml.safe_load(scale.read_text())
-    tree["phases"][0]["resources"] |= {"launcher": "local"}
+    for section in (tree["phases"][0], tree["evaluation"]):
+        section["resources"] |= {"launcher": "local"}
     tree["phases"][0]["resources"]["queue"] |= {"max_missing_nodes": 0}
     path = scale.with_name("local.yaml")
     path.write_text(yaml.safe_dump(tree, sort_keys=False))

@@ -132,6 +132,7 @@ def recorded(monkeypatch):
         ("Requested time limit is invalid (missing or exceeds some limit)", {}, "partition allows 01:00:00: lower it"),
         ("PartitionNodeLimit", {"partition": "team"}, "its partition has 8 and allows 4 for a job: lower num_ranks"),
         ("Invalid generic resource (gres) specification", {}, "set device to cpu"),
+        ("Unable to contact slurm controller (connect failure)", {}, "run on a machine where Slurm answers"),
         ("Out of licences", {}, "change queue or ranks_per_node"),
     ],
 )
