@@ -18,6 +18,7 @@ from infra.jobs.rank_processes import tail_of
 from infra.jobs.scheduled_jobs import (
     NAME_DIGITS,
     RESTART_MARK,
+    NoAnswerError,
     SchedulerRecord,
     ask,
     last_line,
@@ -68,7 +69,7 @@ class Slurm:
         if shown.returncode == 0:
             return self._explained(parse_record(shown.stdout), scheduler_job, work_dir, _values(shown.stdout))
         if "Invalid job id" not in shown.stderr:
-            raise RuntimeError(f"Slurm does not answer: {last_line(shown.stderr)}")
+            raise NoAnswerError(f"Slurm does not answer: {last_line(shown.stderr)}")
         columns = "--format=State,Reason,NodeList"
         kept = ask("sacct", "--allocations", "--parsable2", "--noheader", columns, "--jobs", scheduler_job)
         record = parse_accounting(kept.stdout) if kept.returncode == 0 else None

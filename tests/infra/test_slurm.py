@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 from configs.schema import QueueResources
-from infra.jobs import slurm_reasons
+from infra.jobs import scheduled_jobs, slurm_jobs, slurm_reasons
 from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError
 from infra.jobs.open_launcher import launcher_of
-from infra.jobs.scheduled_jobs import ScheduledLauncher, SchedulerRecord
+from infra.jobs.scheduled_jobs import NoAnswerError, ScheduledLauncher, SchedulerRecord
 from infra.jobs.scheduled_jobs import end_of as end_of_job
 from infra.jobs.slurm_jobs import Slurm, job_script, parse_accounting, parse_record
 from infra.jobs.supervisor import JobFile, read_job_file
@@ -166,6 +166,21 @@ def test_the_log_says_what_the_state_of_a_job_does_not():
     assert slurm_reasons.reason_in_log(["srun: error: node1: task 0: Exited with exit code 1"]) == ""
 
 
+def test_a_controller_that_is_restarted_ends_no_run_and_one_that_stays_away_does(tmp_path, monkeypatch):
+    """It answers, is away for a moment, and then for too long."""
+    launcher, handle = ScheduledLauncher(tmp_path, Slurm(look_seconds=0.0)), JobHandle(KEY)
+    (tmp_path / KEY).mkdir()
+    (tmp_path / KEY / "submission.json").write_text('{"scheduler": "slurm", "job": "7"}')
+    shown = subprocess.CompletedProcess((), 0, SHOWN.format("RUNNING", "None", "node2"), "")
+    away = subprocess.CompletedProcess((), 1, "", "slurm_load_jobs error: Unable to contact slurm controller")
+    answers = [shown, away, shown, away, away]
+    monkeypatch.setattr(slurm_jobs, "ask", lambda *command: answers.pop(0))
+    assert [launcher.poll(handle).state for _ in range(4)] == ["running"] * 4
+    monkeypatch.setattr(scheduled_jobs, "NO_ANSWER_SECONDS", 0.0)
+    with pytest.raises(NoAnswerError, match=r"Slurm does not answer: Unable to contact .* run again when it answers"):
+        launcher.poll(handle)
+
+
 @pytest.fixture
 def cluster(tmp_path):
     if reason := missing_programs():
@@ -271,6 +286,8 @@ def test_a_job_that_waits_for_a_drained_node_or_was_requeued_says_so_and_begins_
     says_while_it_waits(launcher, handle, "it was requeued; it begins at")
     subprocess.run(["scontrol", "update", f"jobid={name}", "StartTime=now"], check=True)
     wait_for(lambda: len(starts(tmp_path)) == len(starts(tmp_path, 1)) == 2, seconds=60)
+    with cluster.without_controller():
+        assert [time.sleep(0.3) or launcher.poll(handle).state for _ in range(5)] == ["running"] * 5
     assert starts(tmp_path)[1][1:] == starts(tmp_path, 1)[1][1:], "ranks of one start"
     assert launcher.poll(handle).state == "running"
 

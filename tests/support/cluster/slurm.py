@@ -91,6 +91,15 @@ class SlurmCluster:
         if idle:
             wait_until(lambda: name in _idle_nodes())
 
+    @contextmanager
+    def without_controller(self) -> Iterator[None]:
+        """Slurm's commands find nobody meanwhile."""
+        path = self.root / "slurmctld.pid"
+        os.kill(int(path.read_text()), signal.SIGKILL)
+        yield
+        subprocess.run(["slurmctld", "-f", str(self.root / "slurm.conf")], check=True)
+        wait_until(lambda: _shown("sinfo", "--noheader"))
+
     def _processes_of(self, name: str) -> list[int]:
         """slurmstepd of the node and the ranks below it."""
         import psutil
