@@ -102,6 +102,7 @@ def test_a_phase_goes_on_with_one_node_of_two_and_uses_both_when_the_lost_one_is
     for ours, theirs in zip(metrics_of(evidence(there, "metrics.jsonl")), expected, strict=True):
         assert (ours["step"], ours["tokens"]) == (theirs["step"], theirs["tokens"]), "the same batches"
         assert ours["lm"] == pytest.approx(theirs["lm"], rel=LOSS_TOLERANCE["muon"])
+    assert run.digests == alone.digests, "also across worlds: a sum of two is the same in either order"
     step = worlds[1]["after_step"]
     for sentence in (
         f"{phase} was lost: its node failed: node2 is down (disk failed); it continues from the checkpoint of step "

@@ -69,6 +69,8 @@ def test_records_of_controller_and_accounting_are_read():
         assert parse_record(SHOWN.format("PENDING", reason, "(null)")).state == "stuck"
     assert parse_record(SHOWN.format("COMPLETING", "None", "node[1-2]")).state == "running"
     assert parse_accounting("CANCELLED by 0|None|node[1-2]\n") == SchedulerRecord("cancelled")
+    assert parse_accounting("FAILED|None|node[1-2]\n") == SchedulerRecord("ended")
+    assert parse_accounting("NODE_FAIL|None|node[1-2]\n") == SchedulerRecord("taken", "its node failed (node[1-2])")
     assert parse_accounting("\n") is None
 
 
