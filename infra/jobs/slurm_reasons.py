@@ -19,6 +19,7 @@ SIGNS_IN_LOG = {
     re.compile(
         r"oom-kill event"
     ): "memory ran out: a rank needs less with a lower micro_batch_sequences or more recompute",
+    re.compile(r"Node failure on (\S+)"): "its node failed: {0}",
     re.compile(r"Task launch for \S+ failed on node (\S+): (.+)"): "{0} did not start it ({1})",
 }
 """What `srun` prints of a job that was taken from its nodes, although the state of the job is FAILED."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -164,6 +165,7 @@ def test_the_log_says_what_the_state_of_a_job_does_not():
     oom = "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes may have been"
     launch = "srun: error: Task launch for StepId=1.0 failed on node node2: Communication connection failure"
     assert "lower micro_batch_sequences" in slurm_reasons.reason_in_log(["srun: error: task 0: Out Of Memory", oom])
+    assert slurm_reasons.reason_in_log(["srun: error: Node failure on node2"]) == "its node failed: node2"
     assert slurm_reasons.reason_in_log([launch]) == "node2 did not start it (Communication connection failure)"
     assert slurm_reasons.reason_in_log(["srun: error: node1: task 0: Exited with exit code 1"]) == ""
 
@@ -260,7 +262,9 @@ def test_a_node_that_goes_down_is_a_lost_job_which_runs_again_on_the_node_that_c
     status = end_of(launcher, handle)
     assert status.state == "lost", status
     message = str(JobLostError("training", status, 12))
-    assert "its node failed: node2 is down" in message and "continues from the checkpoint of step 12" in message
+    log = Slurm().log_path(launcher._name(KEY), tmp_path / KEY).read_text()
+    assert re.search(r"its node failed: node2|no sign of life of node2", message), f"{status}\n{log}"
+    assert "continues from the checkpoint of step 12" in message
     wait_for(lambda: not any(map(is_alive, pids)), seconds=60)
     cluster.start_node("node2")
     launcher.submit(job(tmp_path, "succeed"))
@@ -288,10 +292,10 @@ def test_a_job_that_waits_for_a_drained_node_or_was_requeued_says_so_and_begins_
     says_while_it_waits(launcher, handle, "it was requeued; it begins at")
     subprocess.run(["scontrol", "update", f"jobid={name}", "StartTime=now"], check=True)
     wait_for(lambda: len(starts(tmp_path)) == len(starts(tmp_path, 1)) == 2, seconds=60)
+    wait_for(lambda: launcher.poll(handle).state == "running")
     with cluster.without_controller():
         assert [time.sleep(0.3) or launcher.poll(handle).state for _ in range(5)] == ["running"] * 5
     assert starts(tmp_path)[1][1:] == starts(tmp_path, 1)[1][1:], "ranks of one start"
-    assert launcher.poll(handle).state == "running"
 
     subprocess.run(["scancel", name], check=True)
     status = end_of(launcher, handle)
