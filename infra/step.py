@@ -182,6 +182,8 @@ class Output:
     key: str
     report: Callable[[Progress], None]
     """Shows progress in the terminal and in the Prefect UI."""
+    say: Callable[[str], None]
+    """Prints a sentence that stays, in the terminal and in the log of the flow run."""
     log_metrics: LogMetrics
     """Forwards the metrics of optimizer steps to the tracker."""
     remove_below: Callable[[str], None]

@@ -121,9 +121,11 @@ def _lost_its_job(log: StageLog, stage: str) -> Callable[[Any, Any, Any], bool]:
         if not isinstance(error, JobLostError):
             return False
         lost_at.append(error.step)
-        if lost_at.count(error.step) > MAX_RETRIES_AT_A_CHECKPOINT:
+        times = lost_at.count(error.step)
+        if times > MAX_RETRIES_AT_A_CHECKPOINT:
+            log.say(f"{stage}: lost {times} times without a new checkpoint: mend the cause, then run again to continue")
             return False
-        log.say(f"{stage}: {error} (retry {len(lost_at)})")
+        log.say(f"{error} (retry {len(lost_at)})")
         return True
 
     return is_worth_submitting_again

@@ -21,7 +21,7 @@ class JobSubmission:
     def __init__(self, launcher: Launcher, job: Job, output: Output, prepare: Callable[[], None]) -> None:
         self.launcher, self.job, self.output = launcher, job, output
         self._prepare = prepare
-        self._waits_for = ""
+        self._reasons: set[str] = set()
 
     def find_or_submit(self) -> JobHandle:
         """The job that runs or has succeeded, else a new one."""
@@ -35,10 +35,10 @@ class JobSubmission:
         return self.launcher.submit(self.job)
 
     def wait(self, handle: JobHandle, status: JobStatus) -> JobHandle:
-        """Report why a job is in the queue; the job that is to be followed from here on."""
-        if status.reason != self._waits_for:
-            self._waits_for = status.reason
-            self.say(f"waits in the queue ({status.reason})")
+        """Say each reason for which a job is in the queue once; the job that is to be followed from here on."""
+        if status.reason and status.reason not in self._reasons:
+            self._reasons.add(status.reason)
+            self.say(f"waits in the queue: {status.reason}")
         return handle
 
     def describe(self, progress: Progress) -> Progress:
@@ -46,7 +46,7 @@ class JobSubmission:
         return progress
 
     def say(self, message: str) -> None:
-        self.output.report(Progress(0, 0, "jobs", message))
+        self.output.say(message)
 
 
 def follow(
@@ -75,7 +75,8 @@ def follow(
         if status.state == "failed":
             raise JobFailedError(name, status)
         if status.state == "interrupted":
-            raise JobStoppedError(f"{name} was asked to stop and has saved what it can: run again to continue")
+            why = f" ({status.reason})" if status.reason else ""
+            raise JobStoppedError(f"{name} was asked to stop{why} and has saved what it can: run again to continue")
         if status.state == "lost":
             raise JobLostError(name, status, saved_step())
         time.sleep(POLL_SECONDS)

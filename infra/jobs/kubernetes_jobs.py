@@ -23,6 +23,7 @@ from infra.jobs.node_supervisor import LEADER, SAVE_AFTER_VARIABLE, START_VARIAB
 from infra.jobs.scheduled_jobs import (
     NAME_DIGITS,
     SAVE_SECONDS,
+    NoAnswerError,
     SchedulerRecord,
     ask,
     last_line,
@@ -93,7 +94,7 @@ class Kubernetes:
         events = ask("kubectl", "get", "events", warnings, *namespace, "--output=json")
         for answer in (job, pods, events):
             if answer.returncode:
-                raise RuntimeError(f"Kubernetes does not answer: {last_line(answer.stderr)}")
+                raise NoAnswerError(f"Kubernetes does not answer: {last_line(answer.stderr)}")
         items, warned = (json.loads(answer.stdout)["items"] for answer in (pods, events))
         return parse_record(json.loads(job.stdout), items, warned, datetime.now(UTC))
 

@@ -15,7 +15,15 @@ from pathlib import Path
 from infra.code_digest import ROOT
 from infra.jobs.launchers import Job
 from infra.jobs.node_supervisor import LEADER, SAVE_AFTER_VARIABLE
-from infra.jobs.scheduled_jobs import NAME_DIGITS, SchedulerRecord, ask, last_line, queue_of, save_after_seconds
+from infra.jobs.scheduled_jobs import (
+    NAME_DIGITS,
+    NoAnswerError,
+    SchedulerRecord,
+    ask,
+    last_line,
+    queue_of,
+    save_after_seconds,
+)
 
 UNKNOWN = "Unknown Job Id"
 WAITING = "QHWTS"
@@ -64,7 +72,7 @@ class Pbs:
             return parse_record(answer.stdout, scheduler_job)
         if UNKNOWN in answer.stderr:
             return None
-        raise RuntimeError(f"PBS does not answer: {last_line(answer.stderr)}")
+        raise NoAnswerError(f"PBS does not answer: {last_line(answer.stderr)}")
 
     def end(self, scheduler_job: str, work_dir: Path) -> None:
         ask("qdel", scheduler_job)

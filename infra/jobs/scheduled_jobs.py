@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -29,10 +29,16 @@ if TYPE_CHECKING:
 SUBMITTED_FILES = ("job.sbatch", "job.pbs", "job.yaml", "ssh.json", "slurm-*.log", "supervisor-*.log")
 """What schedulers were given and what supervisors printed: evidence of the step whose job it was."""
 CANCELLED_FILE = "cancelled"
+CHANGE_RESOURCES = "change queue or ranks_per_node of the resources"
 COMMAND_SECONDS = 60
 """For an answer of a scheduler's command."""
 NAME_DIGITS = 12
 """Of the key, in the scheduler's lists."""
+RESTART_MARK = "+"
+"""In job.json, between the name of a scheduler's job and how often it was requeued: the nodes of a start find each
+other."""
+NO_ANSWER_SECONDS = 900.0
+"""For a scheduler that is restarted while its jobs go on."""
 SAVE_SECONDS = 120
 """Before the time limit the ranks are told to save."""
 
@@ -44,6 +50,12 @@ class SchedulerRecord:
 
     state: Literal["queued", "stuck", "running", "ended", "taken", "cancelled"]
     reason: str = ""
+    fix: str = CHANGE_RESOURCES
+    """Of a stuck one."""
+
+
+class NoAnswerError(RuntimeError):
+    """The scheduler itself cannot be reached, which says nothing about its jobs."""
 
 
 class Scheduler(Protocol):
@@ -56,7 +68,7 @@ class Scheduler(Protocol):
         ...
 
     def look(self, scheduler_job: str, work_dir: Path) -> SchedulerRecord | None:
-        """None where it knows no such job."""
+        """None where it knows no such job. Raises NoAnswerError."""
         ...
 
     def end(self, scheduler_job: str, work_dir: Path) -> None:
@@ -68,12 +80,21 @@ class Scheduler(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Looked:
+    """What a scheduler said last of a job; times by time.monotonic."""
+
+    asked_at: float
+    answered_at: float
+    record: SchedulerRecord | None
+
+
 class ScheduledLauncher:
     """Jobs of a scheduler; `work_root` is the home's directory of work directories, on a shared file system."""
 
     def __init__(self, work_root: Path, scheduler: Scheduler) -> None:
         self.work_root, self.scheduler = work_root, scheduler
-        self._looked: dict[str, tuple[float, SchedulerRecord | None]] = {}
+        self._looked: dict[str, Looked] = {}
 
     def submit(self, job: Job) -> JobHandle:
         """Raises ValueError with the scheduler's reason where it takes no such job."""
@@ -100,12 +121,9 @@ class ScheduledLauncher:
         if record is not None and record.state == "queued":
             return JobStatus("queued", None, None, None, "", (), record.reason)
         if record is not None and record.state == "stuck":
-            reason = (
-                f"{self.scheduler.name} does not start job {name} ({record.reason}): change queue or ranks_per_node of "
-                f"the resources and run again"
-            )
+            reason = f"{self.scheduler.name} does not start job {name} ({record.reason}): {record.fix}, and run again"
             return JobStatus("failed", None, None, None, "", (), reason)
-        if job is not None and job.scheduler_job != name:
+        if job is not None and not _is_of(job, name):
             job = None
         # What the nodes found out of each other is news that the scheduler may have to learn yet.
         if record is not None and record.state == "running" and not (job is not None and job.reason):
@@ -125,7 +143,7 @@ class ScheduledLauncher:
             job = read_job_file(work_dir)
             if record.state != "running" or time.monotonic() > deadline:
                 self.scheduler.end(name, work_dir)
-            elif job is not None and job.scheduler_job == name:
+            elif job is not None and _is_of(job, name):
                 NodeFiles(work_dir, job.fencing).order("TERM")
             time.sleep(min(1.0, self.scheduler.look_seconds))
         self._looked.pop(handle.key, None)
@@ -141,11 +159,21 @@ class ScheduledLauncher:
         return path.exists() and path.read_text() == self._name(key)
 
     def _look(self, key: str) -> SchedulerRecord | None:
-        looked_at, record = self._looked.get(key, (0.0, None))
-        if time.monotonic() - looked_at >= self.scheduler.look_seconds or looked_at == 0.0:
-            record = self.scheduler.look(self._name(key), self.work_root / key)
-            self._looked[key] = time.monotonic(), record
-        return record
+        looked, now = self._looked.get(key), time.monotonic()
+        if looked is None or now - looked.asked_at >= self.scheduler.look_seconds:
+            try:
+                looked = Looked(now, now, self.scheduler.look(self._name(key), self.work_root / key))
+            except NoAnswerError as error:
+                if looked is None or now - looked.answered_at > NO_ANSWER_SECONDS:
+                    raise NoAnswerError(f"{error}; jobs go on without it: run again when it answers") from error
+                looked = replace(looked, asked_at=now)
+            self._looked[key] = looked
+        return looked.record
+
+
+def _is_of(job: JobFile, name: str) -> bool:
+    """Whether job.json is of this job of the scheduler, however often that began."""
+    return job.scheduler_job.partition(RESTART_MARK)[0] == name
 
 
 def scheduler_of(work_dir: Path) -> str:
@@ -176,8 +204,11 @@ def end_of(record: SchedulerRecord | None, job: JobFile | None, *, is_cancelled:
 
 
 def ask(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a scheduler's command."""
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS)
+    """Run a scheduler's command. Raises NoAnswerError where it does not come back."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswerError(f"{command[0]} did not come back in {COMMAND_SECONDS} s") from error
 
 
 def last_line(text: str) -> str:

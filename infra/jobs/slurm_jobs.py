@@ -8,11 +8,24 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from infra.code_digest import ROOT
 from infra.jobs.launchers import Job
-from infra.jobs.scheduled_jobs import NAME_DIGITS, SAVE_SECONDS, SchedulerRecord, ask, last_line, queue_of
+from infra.jobs.node_supervisor import NAME_VARIABLE
+from infra.jobs.rank_processes import tail_of
+from infra.jobs.scheduled_jobs import (
+    NAME_DIGITS,
+    RESTART_MARK,
+    NoAnswerError,
+    SchedulerRecord,
+    ask,
+    last_line,
+    queue_of,
+    save_after_seconds,
+)
+from infra.jobs.slurm_reasons import Request, fix_of, reason_in_log, reason_of_waiting, request_of, unusable_nodes
 
 LOOK_SECONDS = 5.0
 QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED"}
@@ -27,7 +40,10 @@ TAKEN = {
     "REVOKED": "another cluster took it",
 }
 """Ends that say nothing about the program."""
-NEVER = re.compile("Partition(Time|Node)Limit|BadConstraints|QOSMax.*PerJob|AssocMax.*PerJob|AccountNotAllowed")
+NEVER = re.compile(
+    "Partition(Time|Node)Limit|BadConstraints|QOSMax.*PerJob|AssocMax.*PerJob|AccountNotAllowed|Invalid(Account|QOS)|"
+    "(Job's_account|Job's_QOS|User's_group)_not_"
+)
 """Reasons for which a job waits until somebody changes it or the cluster."""
 
 
@@ -42,22 +58,37 @@ class Slurm:
         script.write_text(job_script(job, work_dir))
         answer = ask("sbatch", "--parsable", str(script))
         if answer.returncode:
-            raise ValueError(
-                f"Slurm refuses the job: {last_line(answer.stderr)}. Change queue or ranks_per_node of the "
-                f"resources (see {script})"
-            )
+            words, queue = last_line(answer.stderr), queue_of(job)
+            request = Request(queue.partition, queue.account, str(queue.time_limit_minutes), str(job.num_nodes))
+            raise ValueError(f"Slurm refuses the job: {words}; {fix_of(words, request)} (see {script})")
         return answer.stdout.strip().partition(";")[0]
 
     def look(self, scheduler_job: str, work_dir: Path) -> SchedulerRecord | None:
         """From the controller, which forgets ended jobs after a while, else from accounting, where there is one."""
         shown = ask("scontrol", "show", "job", "--oneliner", scheduler_job)
         if shown.returncode == 0:
-            return parse_record(shown.stdout)
+            return self._explained(parse_record(shown.stdout), scheduler_job, work_dir, _values(shown.stdout))
         if "Invalid job id" not in shown.stderr:
-            raise RuntimeError(f"Slurm does not answer: {last_line(shown.stderr)}")
+            raise NoAnswerError(f"Slurm does not answer: {last_line(shown.stderr)}")
         columns = "--format=State,Reason,NodeList"
         kept = ask("sacct", "--allocations", "--parsable2", "--noheader", columns, "--jobs", scheduler_job)
-        return parse_accounting(kept.stdout) if kept.returncode == 0 else None
+        record = parse_accounting(kept.stdout) if kept.returncode == 0 else None
+        return None if record is None else self._explained(record, scheduler_job, work_dir, {})
+
+    def _explained(
+        self, record: SchedulerRecord, scheduler_job: str, work_dir: Path, values: dict[str, str]
+    ) -> SchedulerRecord:
+        """With what Slurm says elsewhere: in its lists of nodes and partitions, and in the job's log."""
+        if record.state == "queued":
+            return replace(record, reason=reason_of_waiting(record.reason, scheduler_job, values))
+        if record.state == "stuck":
+            return replace(record, fix=fix_of(record.reason, request_of(values)))
+        if values.get("JobState") == "NODE_FAIL" and (lost := unusable_nodes("--nodes", values["NodeList"])):
+            return replace(record, reason=f"{TAKEN['NODE_FAIL']}: {lost}")
+        log = self.log_path(scheduler_job, work_dir)
+        if record.state == "ended" and log.exists() and (taken_by := reason_in_log(tail_of(log))):
+            return SchedulerRecord("taken", taken_by)
+        return record
 
     def end(self, scheduler_job: str, work_dir: Path) -> None:
         ask("scancel", scheduler_job)
@@ -75,10 +106,11 @@ def job_script(job: Job, work_dir: Path) -> str:
         "ntasks-per-node": 1,
         "gpus-per-node": job.gpus_per_node or "",
         "exclusive": "",
+        "mem": "0",  # all: an exclusive node gives only the partition's DefMemPerNode where nobody asks
         "time": queue.time_limit_minutes,
         "partition": queue.partition,
         "account": queue.account,
-        "signal": f"TERM@{SAVE_SECONDS}",
+        "signal": f"TERM@{queue.time_limit_minutes * 60 - save_after_seconds(queue)}",
         "output": work_dir / "slurm-%j.log",
         "open-mode": "append",
         "no-requeue": "",
@@ -90,7 +122,8 @@ def job_script(job: Job, work_dir: Path) -> str:
         if name in flags or value != ""
     ]
     supervisor = shlex.join([sys.executable, "-m", "infra.jobs.node_supervisor", str(work_dir)])
-    per_node = f'exec {supervisor} "$SLURM_JOB_ID" "$SLURM_NODEID"'
+    job_name = f"$SLURM_JOB_ID${{SLURM_RESTART_COUNT:+{RESTART_MARK}$SLURM_RESTART_COUNT}}"
+    per_node = f'{NAME_VARIABLE}="$SLURMD_NODENAME" exec {supervisor} "{job_name}" "$SLURM_NODEID"'
     return "\n".join(
         [
             "#!/bin/bash",
@@ -104,8 +137,12 @@ def job_script(job: Job, work_dir: Path) -> str:
 
 def parse_record(text: str) -> SchedulerRecord:
     """Of the line that `scontrol show job --oneliner` prints."""
-    values = dict(re.findall(r"(\w+)=(\S*)", text))
+    values = _values(text)
     return _record(values["JobState"].partition("+")[0], values.get("Reason", ""), values.get("NodeList", ""))
+
+
+def _values(text: str) -> dict[str, str]:
+    return dict(re.findall(r"(\w+)=(\S*)", text))
 
 
 def parse_accounting(text: str) -> SchedulerRecord | None:

@@ -135,7 +135,7 @@ def run_call(step: Step[Any], call: Call, work_dir: Path, fencing: int) -> None:
     def remove_below(name: str) -> None:
         shutil.rmtree(files / name, ignore_errors=True)
 
-    output = Output(files, str(files), work_dir, call.key, report, log_metrics, remove_below)
+    output = Output(files, str(files), work_dir, call.key, report, print, log_metrics, remove_below)
     record = step(**{name: _open(value, store) for name, value in call.arguments.items()}, output=output)
     assert not output.written, f"{step.name} has executors, which a job does not start"
     replace_durably(done / RECORD_FILE, record.model_dump_json().encode())

@@ -44,7 +44,7 @@ class JobFile:
     master_port: int
     """Names DeepSpeed's shared memory; nobody listens there."""
     scheduler_job: str = ""
-    """The scheduler's name of the job; empty on this machine."""
+    """The scheduler's name of the job, `+N` after it where it was requeued N times; empty on this machine."""
     machine: str = ""
     """Kind of the machine on which the supervisor, and so rank 0, runs."""
     rank_pids: tuple[int, ...] = ()

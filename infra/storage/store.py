@@ -176,7 +176,7 @@ class Store(ManifestStore):
         turn: AbstractContextManager[object] = _AT_ONCE,
     ) -> tuple[Artifact[R], bool]:
         """A step's artifact and whether it was there already; `say` gets a message while another process computes
-        it. `turn` is held while the step runs."""
+        it, and the step's own sentences. `turn` is held while the step runs."""
         key = step_key(identity)
         artifact = self.find(step, key)
         if artifact is not None:
@@ -191,7 +191,8 @@ class Store(ManifestStore):
                 report(progress)
 
             with turn:
-                return self.compute(step, key, identity, run, report_while_held, log_metrics, time.monotonic), False
+                computed = self.compute(step, key, identity, run, report_while_held, say, log_metrics, time.monotonic)
+            return computed, False
 
     def compute(
         self,
@@ -200,6 +201,7 @@ class Store(ManifestStore):
         identity: dict[str, Any],
         run: Callable[[Output], R],
         report: Callable[[Progress], None],
+        say: Callable[[str], None],
         log_metrics: LogMetrics,
         clock: Callable[[], float],
     ) -> Artifact[R]:
@@ -213,7 +215,8 @@ class Store(ManifestStore):
         directory.mkdir(parents=True)
         started = clock()
         uri = self._uri(f"objects/{key}/{attempt}")
-        output = Output(directory, uri, work_dir, key, report, log_metrics, partial(self._remove_below, key, attempt))
+        remove = partial(self._remove_below, key, attempt)
+        output = Output(directory, uri, work_dir, key, report, say, log_metrics, remove)
         with counting_bytes() as transferred, self._marking_corrupt_inputs():
             record = run(output)
             files = _describe_files(output)

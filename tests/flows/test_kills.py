@@ -1,5 +1,5 @@
 """Long: kill -9 of each kind of process of a run through seven phases inside named windows; run again, it ends in the
-same digests. An S3 store that fails at one request in ten. And tiny twice.
+same digests. An S3 store that fails at one request in ten.
 
 Run by `make test-long`. The seed of the kill points is printed; GLM46_KILL_SEED sets another one.
 """
@@ -141,19 +141,3 @@ def test_a_store_that_fails_at_one_request_in_ten_ends_in_the_same_digests(scale
     assert finished.digests == undisturbed.finished.digests and finished.outcome["promoted"]
     assert glm46("doctor", "--deep", "--store", uri, home=home).exit_code == 0
     assert_nothing_is_left(home)
-
-
-def test_the_tiny_run_twice_has_equal_digests(tmp_path):
-    first = glm46("run", "tiny", "--json", home=tmp_path / "first", timeout=1800)
-    assert first.exit_code == 0, first.stderr
-    second = glm46("run", "tiny", "--json", home=tmp_path / "second", timeout=1800)
-    assert second.exit_code == 0, second.stderr
-    assert first.outcome["promoted"] and second.outcome["promoted"]
-    assert first.digests == second.digests
-    cached = glm46("run", "tiny", "--json", home=tmp_path / "first")
-    print(
-        f"\ntiny: {first.outcome['seconds']} s, again elsewhere {second.outcome['seconds']} s, cached "
-        f"{cached.outcome['seconds']} s",
-        flush=True,
-    )
-    assert cached.computed == []

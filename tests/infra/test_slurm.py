@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
+import subprocess
 import time
 from dataclasses import replace
 
 import pytest
 
 from configs.schema import QueueResources
+from infra.jobs import scheduled_jobs, slurm_jobs, slurm_reasons
 from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError
 from infra.jobs.open_launcher import launcher_of
-from infra.jobs.scheduled_jobs import ScheduledLauncher, SchedulerRecord
+from infra.jobs.scheduled_jobs import NoAnswerError, ScheduledLauncher, SchedulerRecord
 from infra.jobs.scheduled_jobs import end_of as end_of_job
 from infra.jobs.slurm_jobs import Slurm, job_script, parse_accounting, parse_record
 from infra.jobs.supervisor import JobFile, read_job_file
 from tests.infra.test_launcher import is_alive, starts, wait_for
 from tests.support.cluster.default_queue import DEFAULT_QUEUE
-from tests.support.cluster.slurm import missing_programs, slurm_cluster
+from tests.support.cluster.slurm import LIMITED_MEMORY, limits_memory, missing_programs, slurm_cluster
 
 KEY = "0123abcd"
 SHOWN = (
@@ -45,10 +48,14 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
         "#SBATCH --account=team",
         "#SBATCH --time=90",
         "#SBATCH --signal=TERM@120",
+        "#SBATCH --mem=0",
         "#SBATCH --no-requeue",
     } <= set(lines)
     per_node = shlex.split(shlex.split(lines[-1])[-1])
-    assert per_node[-4:] == ["infra.jobs.node_supervisor", str(tmp_path / "a b"), "$SLURM_JOB_ID", "$SLURM_NODEID"]
+    started = "$SLURM_JOB_ID${SLURM_RESTART_COUNT:++$SLURM_RESTART_COUNT}"
+    assert per_node[-4:] == ["infra.jobs.node_supervisor", str(tmp_path / "a b"), started, "$SLURM_NODEID"]
+    short = job_script(job(tmp_path, "succeed", queue=queue.model_copy(update={"time_limit_minutes": 2})), tmp_path)
+    assert "#SBATCH --signal=TERM@60" in short.splitlines(), "not when it begins"
     without = job_script(job(tmp_path, "succeed"), tmp_path)
     assert not [line for line in without.splitlines() if "partition" in line or "gpus" in line]
     with_gpus = job_script(replace(job(tmp_path, "succeed", 16), device="cuda"), tmp_path)
@@ -58,9 +65,13 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
 def test_records_of_controller_and_accounting_are_read():
     shown = parse_record(SHOWN.format("PENDING", "Resources", "(null)"))
     assert shown == SchedulerRecord("queued", "Resources")
-    assert parse_record(SHOWN.format("PENDING", "PartitionTimeLimit", "(null)")).state == "stuck"
+    not_known = "Job's_account_not_known,_so_it_can't_use_this_partition_(debug_allows_team)"
+    for reason in ("PartitionTimeLimit", "InvalidAccount", not_known):
+        assert parse_record(SHOWN.format("PENDING", reason, "(null)")).state == "stuck"
     assert parse_record(SHOWN.format("COMPLETING", "None", "node[1-2]")).state == "running"
     assert parse_accounting("CANCELLED by 0|None|node[1-2]\n") == SchedulerRecord("cancelled")
+    assert parse_accounting("FAILED|None|node[1-2]\n") == SchedulerRecord("ended")
+    assert parse_accounting("NODE_FAIL|None|node[1-2]\n") == SchedulerRecord("taken", "its node failed (node[1-2])")
     assert parse_accounting("\n") is None
 
 
@@ -90,6 +101,88 @@ def test_every_end_has_a_state_and_a_reason(slurm, exit_code, state, reason):
 def test_a_job_that_ended_before_it_began_is_a_failed_one_unless_it_was_taken():
     for slurm, state in [("FAILED", "failed"), ("NODE_FAIL", "lost"), ("CANCELLED", "interrupted")]:
         assert end_of_job(parse_record(SHOWN.format(slurm, "None", "node2")), None, is_cancelled=False)[0] == state
+
+
+PRINTED = {
+    "partition": "PartitionName=debug AllowAccounts=ALL Default=YES MaxNodes=9 MaxTime=01:00:00 State=UP TotalNodes=2\n"
+    "PartitionName=team AllowAccounts=one,two Default=NO MaxNodes=4 MaxTime=UNLIMITED State=UP TotalNodes=8\n"
+    "PartitionName=old AllowAccounts=ALL Default=NO MaxNodes=1 MaxTime=UNLIMITED State=INACTIVE TotalNodes=8\n",
+    "sinfo": "node1|idle|none\nnode2|drained|bad disk\nnode3|idle*|none\nnode4|mixed|none\nnode5|down*|Not responding",
+    "associations": "mine\nours\nmine\n",
+}
+"""By `scontrol show partition --oneliner`, `sinfo` and `sacctmgr show associations`, shortened."""
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Slurm's commands print what they printed."""
+
+    def ask(*command: str) -> subprocess.CompletedProcess[str]:
+        (printed,) = [text for word, text in PRINTED.items() if word in command]
+        return subprocess.CompletedProcess(command, 0, printed, "")
+
+    monkeypatch.setattr(slurm_reasons, "ask", ask)
+
+
+@pytest.mark.parametrize(
+    ("words", "request_changes", "fix"),
+    [
+        ("Invalid partition name specified", {"partition": "nowhere"}, "set queue.partition to one of debug, team"),
+        ("Required partition not available (inactive or drain)", {}, "set queue.partition to one of debug, team"),
+        ("Invalid account or account/partition combination specified", {}, "set queue.account to one of mine, ours"),
+        ("Job's_account_not_permitted_to_use", {"partition": "team"}, "set queue.account to one of one,two"),
+        ("PartitionTimeLimit", {}, "time_limit_minutes asks for 600 minutes, its partition allows 01:00:00: lower it"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", {}, "partition allows 01:00:00: lower it"),
+        ("PartitionNodeLimit", {"partition": "team"}, "its partition has 8 and allows 4 for a job: lower num_ranks"),
+        ("Invalid generic resource (gres) specification", {}, "set device to cpu"),
+        ("Unable to contact slurm controller (connect failure)", {}, "run on a machine where Slurm answers"),
+        ("Out of licences", {}, "change queue or ranks_per_node"),
+    ],
+)
+def test_every_refusal_names_what_to_change(recorded, words, request_changes, fix):
+    asked = replace(slurm_reasons.Request("", "nobody", "600", "9"), **request_changes)
+    assert fix in slurm_reasons.fix_of(words, asked)
+
+
+def test_a_job_that_waits_says_for_which_nodes_and_how_it_goes_on(recorded):
+    def reason(words: str, **values: str) -> str:
+        return slurm_reasons.reason_of_waiting(words, "7", {"Partition": "debug", **values})
+
+    nodes = (
+        "node2 is drained (bad disk), node3 is idle and does not answer, node5 is down and does not answer (Not resp"
+    )
+    for words in ("Nodes_required_for_job_are_DOWN,_DRAINED", "ReqNodeNotAvail,_UnavailableNodes:node2"):
+        assert reason(words).startswith(nodes)
+    assert "state=resume" in reason("ReqNodeNotAvail")
+    assert reason("Resources") == "Resources", "other jobs have them"
+    assert reason("None") == "", "Slurm has not looked yet"
+    assert reason("JobHeldAdmin") == "JobHeldAdmin: `scontrol release 7` lets it go"
+    assert reason("BeginTime", Restarts="1", StartTime="12:00") == "it was requeued; it begins at 12:00"
+    assert reason("BeginTime", Restarts="0", StartTime="12:00") == "BeginTime; it begins at 12:00"
+
+
+def test_the_log_says_what_the_state_of_a_job_does_not():
+    oom = "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes may have been"
+    launch = "srun: error: Task launch for StepId=1.0 failed on node node2: Communication connection failure"
+    assert "lower micro_batch_sequences" in slurm_reasons.reason_in_log(["srun: error: task 0: Out Of Memory", oom])
+    assert slurm_reasons.reason_in_log(["srun: error: Node failure on node2"]) == "its node failed: node2"
+    assert slurm_reasons.reason_in_log([launch]) == "node2 did not start it (Communication connection failure)"
+    assert slurm_reasons.reason_in_log(["srun: error: node1: task 0: Exited with exit code 1"]) == ""
+
+
+def test_a_controller_that_is_restarted_ends_no_run_and_one_that_stays_away_does(tmp_path, monkeypatch):
+    """It answers, is away for a moment, and then for too long."""
+    launcher, handle = ScheduledLauncher(tmp_path, Slurm(look_seconds=0.0)), JobHandle(KEY)
+    (tmp_path / KEY).mkdir()
+    (tmp_path / KEY / "submission.json").write_text('{"scheduler": "slurm", "job": "7"}')
+    shown = subprocess.CompletedProcess((), 0, SHOWN.format("RUNNING", "None", "node2"), "")
+    away = subprocess.CompletedProcess((), 1, "", "slurm_load_jobs error: Unable to contact slurm controller")
+    answers = [shown, away, shown, away, away]
+    monkeypatch.setattr(slurm_jobs, "ask", lambda *command: answers.pop(0))
+    assert [launcher.poll(handle).state for _ in range(4)] == ["running"] * 4
+    monkeypatch.setattr(scheduled_jobs, "NO_ANSWER_SECONDS", 0.0)
+    with pytest.raises(NoAnswerError, match=r"Slurm does not answer: Unable to contact .* run again when it answers"):
+        launcher.poll(handle)
 
 
 @pytest.fixture
@@ -127,13 +220,13 @@ def test_jobs_run_fail_stop_and_are_lost_on_a_real_slurm(cluster, launcher, tmp_
     status = end_of(launcher, launcher.submit(job(tmp_path, "lose a rank")))
     assert (status.state, status.exit_code, status.failing_rank) == ("lost", -signal.SIGKILL, 1)
 
-    with pytest.raises(ValueError, match=r"Slurm refuses the job: .*partition"):
+    with pytest.raises(ValueError, match=r"Slurm refuses the job: .*partition.*; set queue.partition to one of debug"):
         launcher.submit(job(tmp_path, "succeed", queue=DEFAULT_QUEUE.model_copy(update={"partition": "nowhere"})))
 
     launcher.submit(job(tmp_path, "succeed", queue=DEFAULT_QUEUE.model_copy(update={"time_limit_minutes": 600})))
     status = end_of(launcher, handle)
     assert status.state == "failed" and "does not start job" in str(JobFailedError("training", status))
-    assert "(PartitionTimeLimit): change queue" in status.reason
+    assert "(PartitionTimeLimit): time_limit_minutes asks for 10:00:00, its partition allows 01:00:00" in status.reason
     stuck = launcher._name(KEY)
 
     before = len(starts(tmp_path))
@@ -169,6 +262,8 @@ def test_a_node_that_goes_down_is_a_lost_job_which_runs_again_on_the_node_that_c
     status = end_of(launcher, handle)
     assert status.state == "lost", status
     message = str(JobLostError("training", status, 12))
+    log = Slurm().log_path(launcher._name(KEY), tmp_path / KEY).read_text()
+    assert re.search(r"its node failed: node2|no sign of life of node2", message), f"{status}\n{log}"
     assert "continues from the checkpoint of step 12" in message
     wait_for(lambda: not any(map(is_alive, pids)), seconds=60)
     cluster.start_node("node2")
@@ -176,3 +271,72 @@ def test_a_node_that_goes_down_is_a_lost_job_which_runs_again_on_the_node_that_c
     assert end_of(launcher, JobHandle(KEY)).state == "succeeded"
     time.sleep(0.1)
     assert [start[1] for start in starts(tmp_path)] == ["1", "2"]
+
+
+def says_while_it_waits(launcher, handle, words: str) -> None:
+    wait_for(lambda: words in launcher.poll(handle).reason, seconds=60)
+    assert launcher.poll(handle).state == "queued"
+
+
+@pytest.mark.long
+def test_a_job_that_waits_for_a_drained_node_or_was_requeued_says_so_and_begins_again(cluster, launcher, tmp_path):
+    cluster.set_node("node2", "drain", "bad disk")
+    handle = launcher.submit(job(tmp_path, "sleep"))
+    says_while_it_waits(launcher, handle, "node2 is drained (bad disk); once mended, `scontrol update")
+    cluster.set_node("node2", "resume")
+    wait_for(lambda: starts(tmp_path) and starts(tmp_path, 1), seconds=60)
+
+    name = launcher._name(KEY)
+    for command in (["update", f"jobid={name}", "requeue=1"], ["requeue", name]):
+        subprocess.run(["scontrol", *command], check=True)
+    says_while_it_waits(launcher, handle, "it was requeued; it begins at")
+    subprocess.run(["scontrol", "update", f"jobid={name}", "StartTime=now"], check=True)
+    wait_for(lambda: len(starts(tmp_path)) == len(starts(tmp_path, 1)) == 2, seconds=60)
+    wait_for(lambda: launcher.poll(handle).state == "running")
+    with cluster.without_controller():
+        assert [time.sleep(0.3) or launcher.poll(handle).state for _ in range(5)] == ["running"] * 5
+    assert starts(tmp_path)[1][1:] == starts(tmp_path, 1)[1][1:], "ranks of one start"
+
+    subprocess.run(["scancel", name], check=True)
+    status = end_of(launcher, handle)
+    assert (status.state, status.reason) == ("interrupted", "it was cancelled")
+
+    subprocess.run(["scontrol", "update", "partition=debug", "AllowAccounts=team"], check=True)
+    handle = launcher.submit(job(tmp_path, "succeed", queue=DEFAULT_QUEUE.model_copy(update={"account": "nobody"})))
+    assert "set queue.account to one of team, and run again" in end_of(launcher, handle).reason
+
+
+@pytest.mark.long
+def test_a_node_that_answers_no_more_before_slurm_sees_it_is_a_lost_job(tmp_path):
+    """With Slurm's own patience: it asks a node only every 100 s whether it lives."""
+    if reason := missing_programs():
+        pytest.skip(reason)
+    launcher = ScheduledLauncher(tmp_path, Slurm(look_seconds=0.2))
+    with slurm_cluster(tmp_path / "slurm", SlurmdTimeout="300") as cluster:
+        handle = launcher.submit(job(tmp_path, "sleep"))
+        wait_for(lambda: starts(tmp_path) and starts(tmp_path, 1), seconds=60)
+        cluster.kill_node("node2")
+        status = end_of(launcher, handle)
+        assert (status.state, status.reason) == ("lost", "no sign of life of node2 (node 1)")
+        launcher.submit(job(tmp_path, "succeed"))
+        says_while_it_waits(launcher, handle, "node2 is completing and does not answer")
+        cluster.start_node("node2", idle=False)
+        assert end_of(launcher, handle).state == "succeeded"
+
+        cluster.kill_node("node2")
+        launcher.submit(job(tmp_path, "succeed"))
+        wait_for(lambda: launcher.poll(handle).state == "running", seconds=60)
+        wait_for(lambda: "Task launch" in Slurm().log_path(launcher._name(KEY), tmp_path / KEY).read_text(), seconds=60)
+        cluster.start_node("node2", idle=False)
+        status = end_of(launcher, handle)
+        assert status.state == "lost" and status.reason.startswith("node2 did not start it (Communication connection")
+
+
+@pytest.mark.long
+def test_a_job_that_takes_more_memory_than_a_node_has_is_lost_and_the_fix_is_named(tmp_path):
+    if reason := missing_programs() or ("" if limits_memory() else "control groups are not version 1, or not ours"):
+        pytest.skip(reason)
+    launcher = ScheduledLauncher(tmp_path, Slurm(look_seconds=0.2))
+    with slurm_cluster(tmp_path / "slurm", **LIMITED_MEMORY):
+        status = end_of(launcher, launcher.submit(replace(job(tmp_path, "fill memory", 1), num_nodes=1)))
+    assert status.state == "lost" and status.reason.startswith("memory ran out: a rank needs less with a lower micro_")

@@ -20,6 +20,8 @@ def main() -> int:
         lose_a_rank()
     if deed == "stop on request":
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(os.EX_TEMPFAIL))
+    if deed == "fill memory":
+        bytearray(3 << 30)
     if deed != "succeed":
         time.sleep(600)
     return 0

@@ -109,4 +109,4 @@ def local_output(directory: Path, report: Callable[[Progress], None] = lambda pr
     def remove(name: str) -> None:
         shutil.rmtree(directory / name, ignore_errors=True)
 
-    return Output(directory, str(directory), directory, "key", report, lambda rows: None, remove)
+    return Output(directory, str(directory), directory, "key", report, print, lambda rows: None, remove)

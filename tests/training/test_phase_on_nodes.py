@@ -103,7 +103,7 @@ def test_a_phase_goes_on_without_a_node_and_uses_it_again_when_it_is_back(launch
             there.train(arguments)
         with (
             at_a_checkpoint(work_dir, latest_step(work_dir) + 1, lambda: announce_time_limit(work_dir)),
-            pytest.raises(JobLostError, match="its time limit came near, and it has saved"),
+            pytest.raises(JobLostError, match="its time limit came near, and it was asked to save"),
         ):
             there.train(arguments, report=reports.append)
         cluster.start_node("node2")

@@ -49,8 +49,14 @@ class Nodes:
 
 
 @pytest.fixture
-def output(tmp_path):
-    return Output(tmp_path, "", tmp_path, KEY, lambda progress: None, lambda rows: None, lambda name: None)
+def said() -> list[str]:
+    """What stays in the terminal and in Prefect's log."""
+    return []
+
+
+@pytest.fixture
+def output(tmp_path, said):
+    return Output(tmp_path, "", tmp_path, KEY, lambda progress: None, said.append, lambda rows: None, lambda name: None)
 
 
 def train_on(nodes: Nodes, output: Output) -> dict:
@@ -91,12 +97,13 @@ def test_a_phase_goes_on_with_one_node_of_two_and_uses_the_second_when_it_is_bac
     ]
 
 
-def test_a_job_that_waits_too_long_gives_way_to_one_of_fewer_nodes(output):
+def test_a_job_that_waits_too_long_gives_way_to_one_of_fewer_nodes(output, said):
     nodes = Nodes(2, "queued", "queued", "running", "succeeded")
     assert train_on(nodes, output)["resources"]["num_ranks"] == 1
     assert [job.num_nodes for job in nodes.submitted] == [2, 1] and nodes.num_cancelled == 1
     last = json.loads((output.work_dir / WORLDS_FILE).read_text().splitlines()[-1])
     assert last["why"] == "the job waited for 1e-09 minutes in the queue (Resources)"
+    assert said == ["waits in the queue: Resources", f"goes on with 1 of 2 nodes: {last['why']}"], "each once"
 
 
 def test_without_a_node_the_run_says_which_host_is_missing(output):

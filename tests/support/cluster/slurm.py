@@ -1,8 +1,10 @@
-"""A real Slurm with two nodes on this machine, for tests: no systemd, no cgroups, everything below one directory."""
+"""A real Slurm with two nodes on this machine, for tests: no systemd, everything below one directory, cgroups only
+where a test asks for limits of memory."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -49,6 +51,17 @@ NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Rea
 NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=2000 State=UNKNOWN
 PartitionName=debug Nodes=node1,node2 Default=YES MaxTime=01:00:00 State=UP
 """
+LIMITED_MEMORY = {
+    "ProctrackType": "proctrack/cgroup",
+    "TaskPlugin": "task/cgroup",
+    "SelectTypeParameters": "CR_Core_Memory",
+}
+"""Settings with which a job that takes more than the node's memory is killed."""
+CGROUPS = """
+CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainRAMSpace=yes
+"""
 
 
 @dataclass(frozen=True)
@@ -58,13 +71,34 @@ class SlurmCluster:
     def kill_node(self, name: str) -> None:
         """End a node's daemon and what runs under it, as when the machine goes down."""
         pid = int((self.root / f"slurmd.{name}.pid").read_text())
-        for process in self._processes_of(name):
-            os.kill(process, signal.SIGKILL)
-        os.kill(pid, signal.SIGKILL)
+        for process in (*self._processes_of(name), pid):
+            with suppress(ProcessLookupError):  # ranks end with their supervisor
+                os.kill(process, signal.SIGKILL)
 
-    def start_node(self, name: str) -> None:
+    def lose_node(self, name: str, why: str) -> None:
+        """It goes down, and the administrator sets it down for good."""
+        self.kill_node(name)
+        self.set_node(name, "down", why)
+
+    def set_node(self, name: str, state: str, why: str = "") -> None:
+        """As an administrator does: drain, down, resume."""
+        reason = [f"reason={why}"] if why else []
+        subprocess.run(["scontrol", "update", f"nodename={name}", f"state={state}", *reason], check=True)
+
+    def start_node(self, name: str, *, idle: bool = True) -> None:
+        """It comes back; idle: wait until it takes jobs, and none has it at once."""
         subprocess.run(["slurmd", "-N", name, "-f", str(self.root / "slurm.conf")], check=True)
-        wait_until(lambda: name in _idle_nodes())
+        if idle:
+            wait_until(lambda: name in _idle_nodes())
+
+    @contextmanager
+    def without_controller(self) -> Iterator[None]:
+        """Slurm's commands find nobody meanwhile."""
+        path = self.root / "slurmctld.pid"
+        os.kill(int(path.read_text()), signal.SIGKILL)
+        yield
+        subprocess.run(["slurmctld", "-f", str(self.root / "slurm.conf")], check=True)
+        wait_until(lambda: _shown("sinfo", "--noheader"))
 
     def _processes_of(self, name: str) -> list[int]:
         """slurmstepd of the node and the ranks below it."""
@@ -72,9 +106,9 @@ class SlurmCluster:
 
         steps = [
             process
-            for process in psutil.process_iter(["name", "environ"])
+            for process in psutil.process_iter(["name", "environ", "cmdline"])
             if (process.info["environ"] or {}).get("SLURMD_NODENAME") == name
-            or (process.info["name"] == "slurmstepd" and name in " ".join(process.cmdline()))
+            or (process.info["name"] == "slurmstepd" and name in " ".join(process.info["cmdline"] or []))
         ]
         return [process.pid for process in steps]
 
@@ -88,8 +122,9 @@ def missing_programs() -> str:
 
 
 @contextmanager
-def slurm_cluster(root: Path) -> Iterator[SlurmCluster]:
-    """Two idle nodes; SLURM_CONF is in the environment while they are up."""
+def slurm_cluster(root: Path, **settings: str) -> Iterator[SlurmCluster]:
+    """Two idle nodes; SLURM_CONF is in the environment while they are up. settings: of slurm.conf, in place of those
+    above."""
     for name in ("state", *(f"spool.{node}" for node in NODES), "munge"):
         (root / name).mkdir(parents=True)
     (root / "munge").chmod(0o700)
@@ -97,7 +132,9 @@ def slurm_cluster(root: Path) -> Iterator[SlurmCluster]:
     (root / "munge" / "key").chmod(0o400)
     configuration = root / "slurm.conf"
     ports = [free_port() for _ in range(3)]
-    configuration.write_text(CONFIGURATION.format(root=root, host=socket.gethostname().split(".")[0], ports=ports))
+    host = socket.gethostname().split(".")[0]
+    configuration.write_text(_changed(CONFIGURATION.format(root=root, host=host, ports=ports), settings))
+    (root / "cgroup.conf").write_text(CGROUPS)
     os.environ["SLURM_CONF"] = str(configuration)
     try:
         subprocess.run(_munged(root), check=True)
@@ -118,6 +155,18 @@ def slurm_cluster(root: Path) -> Iterator[SlurmCluster]:
             except (ProcessLookupError, ValueError):
                 continue
         del os.environ["SLURM_CONF"]
+
+
+def _changed(text: str, settings: dict[str, str]) -> str:
+    for name, value in settings.items():
+        text, number = re.subn(rf"^({name}=).*$", rf"\g<1>{value}", text, flags=re.M)
+        assert number == 1, name
+    return text
+
+
+def limits_memory() -> bool:
+    """Whether Slurm can limit memory here: it has the first version of control groups, which it may write."""
+    return os.access("/sys/fs/cgroup/memory/tasks", os.W_OK)
 
 
 def wait_until(condition, seconds: float = 60.0) -> None:
