@@ -37,11 +37,13 @@ def find_suite_files(scale: Scale, sources: SourceListing) -> SourceListing | No
             f"evaluation.suite.bounds must have a bound for each benchmark of suite {wanted.name} and no other "
             f"({', '.join(sorted(names))}): correct {others[0]}"
         )
-    files = SourceListing(tuple(file for file in sources.files if file.name in suite.file_names))
-    if absent := sorted(suite.file_names - {file.name for file in files.files}):
+    needed = suite.benchmark_by_file
+    files = SourceListing(tuple(file for file in sources.files if file.name in needed))
+    if absent := sorted(needed.keys() - {file.name for file in files.files}):
         raise ValueError(
-            f"suite {wanted.name} of evaluation.suite needs {absent[0]}, which the run's data do not hold: add it with "
-            f"the role evaluation to the directory that --data names, or set evaluation.suite to null"
+            f"benchmark {needed[absent[0]]} of suite {wanted.name} (evaluation.suite) reads {absent[0]}, which the "
+            f"run's data do not hold: add it with the role evaluation to the directory that --data names, or set "
+            f"evaluation.suite to null"
         )
     read_listed_items(wanted.name, suite, files, wanted.limit)
     return files

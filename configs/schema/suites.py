@@ -156,9 +156,13 @@ class Suite(Frozen):
     benchmarks: list[Benchmark] = Field(min_length=1)
 
     @property
-    def file_names(self) -> set[str]:
-        """Files that its items and examples come from."""
-        return {name for benchmark in self.benchmarks for name in benchmark.file_names}
+    def benchmark_by_file(self) -> dict[str, str]:
+        """The files that its items and examples come from, each with the first benchmark that reads it."""
+        by_file: dict[str, str] = {}
+        for benchmark in self.benchmarks:
+            for name in sorted(benchmark.file_names):
+                by_file.setdefault(name, benchmark.name)
+        return by_file
 
     @model_validator(mode="after")
     def _names_differ(self) -> Suite:

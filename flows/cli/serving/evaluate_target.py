@@ -104,8 +104,8 @@ def new_output(output: Path) -> Path:
     return output
 
 
-def ask(suite: str, data: str, limit: int | None) -> Asked:
-    """The items of a suite. Raises ValueError for an unknown suite, and for data that do not fit it."""
+def ask(suite: str, data: str | None, limit: int | None) -> Asked:
+    """The items of a suite. Raises ValueError for an unknown suite, and for data that do not fit it or are missing."""
     return read_suite_items(suite, load_suite(suite), data, limit)
 
 

@@ -11,7 +11,7 @@ import io
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -126,10 +126,10 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
     return SourceListing(files)
 
 
-def list_named(data: str, names: Collection[str]) -> SourceListing:
-    """Those files of a data directory that have these names and any role but ignore; only they are read. The test and
-    validation splits of a dataset without a manifest have the role evaluation. Raises ValueError for a name that is not
-    among them."""
+def list_named(data: str, names: Mapping[str, str]) -> SourceListing:
+    """Those files of a data directory that have these names and any role but ignore; only they are read. `names` maps
+    each to the benchmark that reads it. The test and validation splits of a dataset without a manifest have the role
+    evaluation. Raises ValueError for a name that is not among them."""
     root = _root_of(data, with_held_out=True)
     if data.startswith(HUGGING_FACE) and MANIFEST_NAME not in root.addresses:
         roles = _roles_by_split(root, names)
@@ -139,7 +139,7 @@ def list_named(data: str, names: Collection[str]) -> SourceListing:
     if absent:
         raise ValueError(
             f"{root.where} has no file {absent[0]}{root.note}, or {MANIFEST_NAME} gives it no role: add the file with "
-            f"the role evaluation, or name a suite without it"
+            f"the role evaluation, which benchmark {names[absent[0]]} reads, or name a suite without it"
         )
     return SourceListing(_hashed_files(root, roles, None))
 

@@ -89,8 +89,8 @@ def read_items(benchmark: Benchmark, files: SourceListing, limit: int | None) ->
     file = None if benchmark.file is None else by_name[benchmark.file]
     if file is not None and file.role != "evaluation":
         raise ValueError(
-            f"{file.name} has the role {file.role}, so it may be trained on: give it the role evaluation in "
-            f"glm46-data.yaml"
+            f"benchmark {benchmark.name}: {file.name} has the role {file.role}, so it may be trained on: give it the "
+            f"role evaluation in glm46-data.yaml"
         )
     left_out: Counter[str] = Counter()
     if benchmark.kind == "retrieval":

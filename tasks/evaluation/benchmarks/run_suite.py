@@ -52,9 +52,18 @@ class Asked:
         return any(benchmark.kind == "text" for benchmark in self.suite.benchmarks)
 
 
-def read_suite_items(name: str, suite: Suite, data: str, limit: int | None) -> Asked:
-    """As read_listed_items, of the files of a data directory."""
-    return read_listed_items(name, suite, list_named(data, suite.file_names), limit)
+def read_suite_items(name: str, suite: Suite, data: str | None, limit: int | None) -> Asked:
+    """As read_listed_items, of the files of a data directory; of a suite that makes all of its items, data may be
+    None."""
+    needed = suite.benchmark_by_file
+    if data is None and needed:
+        file = next(iter(needed))
+        raise ValueError(
+            f"benchmark {needed[file]} of suite {name} reads {file}: name with --data the directory, "
+            f"s3://bucket/prefix or hf://owner/name that has this file with the role evaluation"
+        )
+    files = SourceListing(()) if data is None else list_named(data, needed)
+    return read_listed_items(name, suite, files, limit)
 
 
 def read_listed_items(name: str, suite: Suite, files: SourceListing, limit: int | None) -> Asked:
