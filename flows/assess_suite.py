@@ -11,7 +11,7 @@ from flows.running.run import JudgedSuite, Run
 from flows.running.run_step import run_step
 from infra.registry.model_registry import ANCHOR_PREFIX, CHAMPION, SUITE_TAG, RegisteredVersion
 from infra.step import Artifact
-from tasks.data.sources.list_sources import SourceListing
+from tasks.data.sources.list_sources import SourceListing, list_hub_files
 from tasks.evaluation.benchmarks.decide_suite import anchored_figure, decide_suite
 from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation, evaluate_suite
 from tasks.evaluation.benchmarks.run_suite import read_listed_items
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def find_suite_files(scale: Scale, sources: SourceListing) -> SourceListing | None:
-    """The files of the suite among the run's sources; None where the scale has none. Raises ValueError for a file that
-    is not there, for records that do not fit, and for bounds on other benchmarks than the suite's."""
+    """The files of the suite, of the hub and among the run's sources; None where the scale has none. Raises ValueError
+    for a file that is not there, for records that do not fit, and for bounds on other benchmarks than the suite's."""
     wanted = scale.evaluation.suite
     if wanted is None:
         return None
@@ -37,16 +37,26 @@ def find_suite_files(scale: Scale, sources: SourceListing) -> SourceListing | No
             f"evaluation.suite.bounds must have a bound for each benchmark of suite {wanted.name} and no other "
             f"({', '.join(sorted(names))}): correct {others[0]}"
         )
-    needed = suite.benchmark_by_file
-    files = SourceListing(tuple(file for file in sources.files if file.name in needed))
-    if absent := sorted(needed.keys() - {file.name for file in files.files}):
+    needed = suite.own_files
+    own = tuple(file for file in sources.files if file.name in needed)
+    if absent := sorted(needed.keys() - {file.name for file in own}):
         raise ValueError(
             f"benchmark {needed[absent[0]]} of suite {wanted.name} (evaluation.suite) reads {absent[0]}, which the "
             f"run's data do not hold: add it with the role evaluation to the directory that --data names, or set "
             f"evaluation.suite to null"
         )
+    files = SourceListing(own + list_hub_files(suite.hub_files).files)
     read_listed_items(wanted.name, suite, files, wanted.limit)
     return files
+
+
+def with_suite_files(sources: SourceListing, suite_files: SourceListing | None) -> SourceListing:
+    """The sources with what the suite asks, so that training text is decontaminated against it. Files of examples have
+    another role and are not added: nothing trains on them."""
+    known = {file.name for file in sources.files}
+    asked = [file for file in (() if suite_files is None else suite_files.files) if file.role == "evaluation"]
+    added = [file for file in asked if file.name not in known]
+    return SourceListing(tuple(sorted((*sources.files, *added), key=lambda file: file.name)))
 
 
 def suite_figures(scale: Scale) -> tuple[str, ...]:

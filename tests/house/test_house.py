@@ -155,9 +155,9 @@ def test_a_step_file_holds_the_step_of_its_name():
 
 
 def keys_of(value, where=""):
-    """Every key path of a YAML; lists of sections are walked, mixtures by domain, tasks by environment and bounds by
-    format are not; an objective has the keys of its kind."""
-    if isinstance(value, dict) and not where.endswith(("mixture", "tasks", "min_routing_agreement")):
+    """Every key path of a YAML; lists of sections are walked, mixtures by domain, tasks by environment, bounds by
+    format and a suite, which may be null, are not; an objective has the keys of its kind."""
+    if isinstance(value, dict) and not where.endswith(("mixture", "tasks", "min_routing_agreement", ".suite")):
         where += f".{value['kind']}" if where.endswith("objective") else ""
         return {path for key, item in value.items() for path in {f"{where}.{key}", *keys_of(item, f"{where}.{key}")}}
     if isinstance(value, list) and not where.endswith("mixture"):

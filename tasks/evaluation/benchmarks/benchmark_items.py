@@ -88,9 +88,9 @@ def read_items(benchmark: Benchmark, files: SourceListing, limit: int | None) ->
     by_name = {file.name: file for file in files.files}
     file = None if benchmark.file is None else by_name[benchmark.file]
     if file is not None and file.role != "evaluation":
+        fix = "give it the role evaluation in glm46-data.yaml, or name a dataset's test or validation split"
         raise ValueError(
-            f"benchmark {benchmark.name}: {file.name} has the role {file.role}, so it may be trained on: give it the "
-            f"role evaluation in glm46-data.yaml"
+            f"benchmark {benchmark.name}: {file.name} has the role {file.role}, so it may be trained on: {fix}"
         )
     left_out: Counter[str] = Counter()
     if benchmark.kind == "retrieval":
