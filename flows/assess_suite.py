@@ -17,6 +17,8 @@ from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation, evaluate
 from tasks.evaluation.benchmarks.run_suite import read_listed_items
 from tasks.evaluation.comparisons import ServedFigures
 from tasks.evaluation.decide_gate import Anchors, GateDecision
+from tasks.release.decide_quantization import SuiteBounds
+from tasks.release.evaluate_quantized import AnsweredSuite
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 if TYPE_CHECKING:
@@ -65,16 +67,33 @@ def suite_figures(scale: Scale) -> tuple[str, ...]:
     return () if suite is None else tuple(map(anchored_figure, suite.bounds))
 
 
+def answer_suite(run: Run, checkpoint: Artifact[TrainedCheckpoint]) -> AnsweredSuite | None:
+    """A release's answers to the suite, which its formats are asked, too; None where the scale has none."""
+    if run.scale.evaluation.suite is None:
+        return None
+    assert run.suite_files is not None, "the files are found where a suite is named"
+    return AnsweredSuite(_evaluate(run, checkpoint, "evaluate suite"), run.suite_files, _recipe(run))
+
+
+def format_margins(scale: Scale) -> SuiteBounds:
+    """How much a format may lose in each benchmark: as much as a release may against the champion."""
+    wanted = scale.evaluation.suite
+    return SuiteBounds({} if wanted is None else {name: bound.margin for name, bound in wanted.bounds.items()})
+
+
 def judge_suite(
-    run: Run, checkpoint: Artifact[TrainedCheckpoint], rivals: Rivals, served: ServedFigures
+    run: Run,
+    checkpoint: Artifact[TrainedCheckpoint],
+    answered: AnsweredSuite | None,
+    rivals: Rivals,
+    served: ServedFigures,
 ) -> JudgedSuite | None:
     """Bounds on every benchmark, and the paired comparisons with champion and anchors; None where the scale has no
     suite. The reigning champion's own decision is that by which it was promoted."""
     wanted = run.scale.evaluation.suite
-    if wanted is None:
+    if wanted is None or answered is None:
         return None
-    evaluation = _evaluate(run, checkpoint, "evaluate suite")
-    champion = rivals.champion
+    evaluation, champion = answered.evaluation, rivals.champion
     if champion is not None and rivals.is_champion(checkpoint) and SUITE_TAG in champion.tags:
         return JudgedSuite(evaluation, run.store.load(champion.tag(SUITE_TAG), GateDecision))
 
@@ -100,19 +119,24 @@ def judge_suite(
     return JudgedSuite(evaluation, decision)
 
 
-def _evaluate(run: Run, checkpoint: Artifact[TrainedCheckpoint], stage: str) -> Artifact[SuiteEvaluation]:
+def _recipe(run: Run) -> SuiteRecipe:
     section = run.scale.evaluation
-    assert section.suite is not None and run.suite_files is not None, "the files are found where a suite is named"
-    recipe = SuiteRecipe(
+    assert section.suite is not None, "a suite is asked where the scale has one"
+    return SuiteRecipe(
         suite=load_suite(section.suite.name), limit=section.suite.limit, num_threads=section.recipe.num_threads
     )
+
+
+def _evaluate(run: Run, checkpoint: Artifact[TrainedCheckpoint], stage: str) -> Artifact[SuiteEvaluation]:
+    resources = run.scale.evaluation.resources
+    assert run.suite_files is not None, "the files are found where a suite is named"
     return run_step(
         run,
         evaluate_suite,
         stage=stage,
         checkpoint=checkpoint,
         files=run.suite_files,
-        recipe=recipe,
-        resources=section.resources,
-        job=section.resources,
+        recipe=_recipe(run),
+        resources=resources,
+        job=resources,
     )

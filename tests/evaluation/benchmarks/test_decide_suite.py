@@ -263,7 +263,10 @@ def judge(store, monkeypatch):
         stages.clear()
         reigning = None if champion is None else version(champion, tags or {})
         anchors = {} if anchor is None else {"benchmark_needle": version(anchor, {}), "pass_at_1": version(0.1, {})}
-        suite = assess_suite.judge_suite(run, weights(share), Rivals(reigning, anchors), ServedFigures(figures={}))
+        candidate = weights(share)
+        answered = assess_suite.answer_suite(run, candidate)
+        rivals = Rivals(reigning, anchors)
+        suite = assess_suite.judge_suite(run, candidate, answered, rivals, ServedFigures(figures={}))
         assert suite is not None
         return suite.decision, list(stages)
 
