@@ -27,8 +27,8 @@ tasks.data.environments tasks.data.problems tasks.data.seeds tasks.data.prompts 
 tasks.data.chats tasks.data.preferences tasks.data.repositories tasks.data.contamination tasks.data.tokenizer
 tasks.data.shards tasks.data.packing tasks.data
 tasks.training.schedule tasks.training.plan tasks.training.parallel tasks.training.state tasks.training.policy
-tasks.training.loop tasks.training.watch tasks.training tasks.evaluation tasks tasks.release
-tasks.evaluation.benchmarks tasks.report tasks.lineage tasks.monitoring tasks.serving
+tasks.training.loop tasks.training.watch tasks.training tasks.evaluation tasks
+tasks.evaluation.benchmarks tasks.release tasks.report tasks.lineage tasks.monitoring tasks.serving
 flows.running flows.show flows flows.cli.serving flows.cli.evidence flows.cli
 """.split()  # noqa: SIM905
 """From low to high: a module imports from its own room and from those before it. Steps of the data are in the order of
