@@ -15,12 +15,12 @@ from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
+from tasks.data.prompts.benchmark_records import Record, read_records
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of, tool_request
+from tasks.data.prompts.published_layouts import LacksError, given_text, in_form_of_kind
 from tasks.data.seeds.math_answers import without_annotations
 from tasks.data.seeds.problem_kinds import CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import code_parts
-from tasks.evaluation.benchmarks.benchmark_records import Record, read_records
-from tasks.evaluation.benchmarks.published_layouts import LacksError, given_text, in_form_of_kind
 from tasks.evaluation.benchmarks.repository_tasks import RepositoryTask, issue_prompt, task_of
 from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
 from tasks.evaluation.choice_questions import order_hash, question_of
