@@ -7,7 +7,7 @@ import time
 from prefect import flow, get_run_logger
 
 from configs.load import load_scale
-from flows.assess_suite import find_suite_files
+from flows.assess_suite import find_suite_files, with_suite_files
 from flows.check_start import check_start, local_start
 from flows.mid_train_model import mid_train_model
 from flows.parameters import DataAddress, ScaleName, StageName
@@ -75,6 +75,7 @@ def full_pipeline(
     refuse_missing_inputs(configuration, window, data)
     sources = list_sources(data, get_run_logger().info, "pretrain" if window.reads_documents else "sft")
     suite_files = find_suite_files(configuration, sources)
+    sources = with_suite_files(sources, suite_files)
     opened = open_store(store, home)
     refuse_unlinkable_weights(home, opened.uri)
     require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master))

@@ -15,24 +15,33 @@ from tasks.data.packing.pack_phase import pack_phase
 from tasks.prepared_data import PreparedData
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
 from tasks.release.decide_quantization import Calibrations
-from tasks.release.evaluate_quantized import evaluate_quantized
+from tasks.release.evaluate_quantized import AnsweredSuite, evaluate_quantized
 from tasks.release.measure_importance import ImportanceMatrix, measure_importance
 from tasks.release.quantize_checkpoint import quantize_checkpoint
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 
 def quantize_model(
-    run: Run, prepared: PreparedData, assessed: AssessedModel, texts: dict[str, Any]
+    run: Run, prepared: PreparedData, assessed: AssessedModel, answered: AnsweredSuite | None, texts: dict[str, Any]
 ) -> dict[str, QuantizedModel]:
     """Every format of `release.recipe.quantized_formats`, by its name; side by side where they are jobs on nodes.
-    `texts` calibrate."""
+    `answered` is asked each of them, `texts` calibrate."""
     recipe = run.scale.release.recipe
     recipes = {name: recipe.quantization_recipe(name) for name in recipe.quantized_formats}
     with Branches(run, are_side_by_side=releases_on_nodes(run)) as branches:
         models = {
             name: branches.begin(
                 name,
-                partial(_quantize, run, prepared, assessed, name, own, texts if own.calibration_rows else NO_TEXTS),
+                partial(
+                    _quantize,
+                    run,
+                    prepared,
+                    assessed,
+                    answered,
+                    name=name,
+                    own=own,
+                    texts=texts if own.calibration_rows else NO_TEXTS,
+                ),
             )
             for name, own in recipes.items()
         }
@@ -45,7 +54,14 @@ def releases_on_nodes(run: Run) -> bool:
 
 
 def _quantize(
-    run: Run, prepared: PreparedData, assessed: AssessedModel, name: str, own: QuantizationRecipe, texts: dict[str, Any]
+    run: Run,
+    prepared: PreparedData,
+    assessed: AssessedModel,
+    answered: AnsweredSuite | None,
+    *,
+    name: str,
+    own: QuantizationRecipe,
+    texts: dict[str, Any],
 ) -> QuantizedModel:
     checkpoint, job = assessed.checkpoint, run.scale.release.resources
     quantized = run_step(
@@ -66,6 +82,7 @@ def _quantize(
         checkpoint=checkpoint,
         suite=prepared.suite,
         evaluation=assessed.evaluation,
+        benchmarks=answered,
         recipe=run.scale.release.recipe.format_recipe(run.scale.evaluation.recipe),
         resources=job,
         job=job,

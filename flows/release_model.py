@@ -10,7 +10,7 @@ from prefect import flow
 
 from flows.ask_approval import find_approval
 from flows.assess_checkpoint import evaluate
-from flows.assess_suite import judge_suite, suite_figures
+from flows.assess_suite import answer_suite, format_margins, judge_suite, suite_figures
 from flows.quantize_model import calibration_texts, calibrations_of, quantize_model, releases_on_nodes, write_gguf_files
 from flows.running.branches import Branches
 from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
@@ -45,6 +45,7 @@ from tasks.release.decide_contamination import decide_contamination
 from tasks.release.decide_promotion import Withdrawal, decide_promotion, refusals_of
 from tasks.release.decide_quantization import QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import GgufEvaluation, evaluate_gguf
+from tasks.release.evaluate_quantized import AnsweredSuite
 from tasks.release.generate_reference import Reference, generate_reference
 from tasks.release.measure_importance import ImportanceMatrix
 from tasks.release.smoke_test import SMOKE_SLOTS, SmokeReport, smoke_test
@@ -63,7 +64,8 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
     figures = (*FIGURES, *suite_figures(run.scale))
-    formats = convert_and_quantize(run, prepared, assessed)
+    answered = answer_suite(run, checkpoint)
+    formats = convert_and_quantize(run, prepared, assessed, answered)
     rivals = run_effect(
         run,
         "look up champion",
@@ -74,7 +76,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
     served = formats.gguf_evaluation.record.served
     decision = judge_against_rivals(run, prepared, assessed, rivals, served)
-    suite = judge_suite(run, checkpoint, rivals, served)
+    suite = judge_suite(run, checkpoint, answered, rivals, served)
     contamination = _judge_contamination(run, prepared)
     parity = run_step(
         run,
@@ -150,7 +152,9 @@ class ReleasedFormats:
         return {GGUF_TAG: self.gguf.key, **keys, f"{FIGURES_TAG}GGUF": self.gguf_evaluation.key, **figures}
 
 
-def convert_and_quantize(run: Run, prepared: PreparedData, assessed: AssessedModel) -> ReleasedFormats:
+def convert_and_quantize(
+    run: Run, prepared: PreparedData, assessed: AssessedModel, answered: AnsweredSuite | None
+) -> ReleasedFormats:
     """Write GGUF files and quantized checkpoints, evaluate each, and judge what the conversion costs; beside them the
     reference answers, where they are jobs on nodes."""
     recipe, job = run.scale.release.recipe, run.scale.release.resources
@@ -179,7 +183,7 @@ def convert_and_quantize(run: Run, prepared: PreparedData, assessed: AssessedMod
     with Branches(run, are_side_by_side=releases_on_nodes(run)) as branches:
         converting = branches.begin("GGUF", convert)
         answering = branches.begin("reference", answer)
-        quantized = quantize_model(run, prepared, assessed, texts)
+        quantized = quantize_model(run, prepared, assessed, answered, texts)
     gguf, importance, evaluation = converting.result()
     decision = run_step(
         run,
@@ -189,6 +193,7 @@ def convert_and_quantize(run: Run, prepared: PreparedData, assessed: AssessedMod
         quantized=QuantizedEvaluations({name: model.evaluation for name, model in quantized.items()}),
         calibrations=calibrations_of(quantized, importance),
         recipe=recipe,
+        benchmarks=format_margins(run.scale),
     )
     return ReleasedFormats(answering.result(), gguf, evaluation, quantized, decision)
 

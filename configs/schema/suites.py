@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
 
+HUB = "hf://"
 MIN_RETRIEVAL_CHARS = 80
 """Characters of a document that one sentence with a code needs."""
 
@@ -16,7 +17,7 @@ class FewShot(Frozen):
     """Answered examples before every question."""
 
     file: str
-    """Where they come from, relative to the data directory. In the benchmark's own file the asked item is left out."""
+    """Where they come from, named as a benchmark's file. In the benchmark's own file the asked item is left out."""
     num_examples: int = Field(gt=0)
     group: str
     """Field in which an example must equal the asked item, as `subject`; empty where any record will do."""
@@ -31,7 +32,8 @@ class LikelihoodBenchmark(Frozen):
     context_choice: after which context is the ending likelier. last_word: is the word the greedy continuation.
     text: bits per byte of whole texts."""
     file: str
-    """Relative to the data directory; its role must be `evaluation`."""
+    """Relative to the data directory; its role must be `evaluation`. Or a file of a dataset of the Hugging Face Hub,
+    `hf://owner/name[@revision]/file`, of its test or validation split: needs no data directory, but a network."""
     few_shot: FewShot | None
     """null asks without examples."""
 
@@ -55,6 +57,7 @@ class AnswerBenchmark(Frozen):
     requests, to be declined. over_refusal: harmless ones, to be answered. Both read one file and leave out each
     other's records."""
     file: str
+    """As above."""
     few_shot: FewShot | None
     is_chat: bool
     """Whether the question is a user's message in the chat template; else its text is continued."""
@@ -156,9 +159,24 @@ class Suite(Frozen):
     benchmarks: list[Benchmark] = Field(min_length=1)
 
     @property
-    def file_names(self) -> set[str]:
-        """Files that its items and examples come from."""
-        return {name for benchmark in self.benchmarks for name in benchmark.file_names}
+    def own_files(self) -> dict[str, str]:
+        """Files of the data directory that items and examples come from, each with the first benchmark that reads
+        it."""
+        return {name: benchmark for name, benchmark in self.benchmark_by_file.items() if not name.startswith(HUB)}
+
+    @property
+    def hub_files(self) -> dict[str, str]:
+        """Likewise, the files of datasets of the hub, by their addresses."""
+        return {name: benchmark for name, benchmark in self.benchmark_by_file.items() if name.startswith(HUB)}
+
+    @property
+    def benchmark_by_file(self) -> dict[str, str]:
+        """Both."""
+        by_file: dict[str, str] = {}
+        for benchmark in self.benchmarks:
+            for name in sorted(benchmark.file_names):
+                by_file.setdefault(name, benchmark.name)
+        return by_file
 
     @model_validator(mode="after")
     def _names_differ(self) -> Suite:

@@ -10,6 +10,8 @@ import typer
 from flows.cli.command_errors import failures, usage_errors
 from flows.cli.options import ADDRESS, JSON, STORE
 
+DATA_HELP = "the benchmarks' files, with their glm46-data.yaml; not needed where the suite makes its items"
+
 
 def evaluate(
     target: Annotated[
@@ -20,9 +22,7 @@ def evaluate(
         ),
     ],
     suite: Annotated[str, typer.Option(metavar="NAME|FILE.yaml", help="likelihood, answers, smoke, ...")] = "smoke",
-    data: Annotated[
-        str | None, typer.Option(metavar=ADDRESS, help="the benchmarks' files, with their glm46-data.yaml")
-    ] = None,
+    data: Annotated[str | None, typer.Option(metavar=ADDRESS, help=DATA_HELP)] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="a new file; every item's outcome is written beside it")
     ] = None,
@@ -41,8 +41,8 @@ def evaluate(
         from flows.cli.serving.evaluate_target import Wanted, ask, evaluate_target, find_target, new_output
         from infra.home import open_home
 
-        if data is None or output is None:
-            raise ValueError("name --data, the benchmarks' files, and --output, a new file")
+        if output is None:
+            raise ValueError("name --output, a new file")
         home = open_home()
         output = new_output(output)
         found = find_target(target, home, scale, store)
@@ -65,9 +65,7 @@ def compare(
         ),
     ] = None,
     suite: Annotated[str, typer.Option(metavar="NAME|FILE.yaml", help="likelihood, answers, smoke, ...")] = "smoke",
-    data: Annotated[
-        str | None, typer.Option(metavar=ADDRESS, help="the benchmarks' files, with their glm46-data.yaml")
-    ] = None,
+    data: Annotated[str | None, typer.Option(metavar=ADDRESS, help=DATA_HELP)] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE.json", help="a new file for the table's figures")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="at most so many items per benchmark")] = None,
     scale: Annotated[str, typer.Option(help="the scale of registered versions")] = "tiny",
@@ -94,8 +92,6 @@ def compare(
             raise ValueError(f"{of_files[0]} is a result: compare it with another result, or name two models")
         elif of_files:
             comparison = compare_files(Path(first), Path(second))
-        elif data is None:
-            raise ValueError("name --data, the benchmarks' files, or two results of glm46 eval")
         else:
             targets = [find_target(each, home, scale, store) for each in (first, second)]
             asked = ask(suite, data, limit)

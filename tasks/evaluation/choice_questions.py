@@ -1,7 +1,6 @@
 """Multiple-choice questions: from evaluation files that hold some, else continuations of held-out documents.
 
-A file is JSON lines with `query` or `question`, a list `choices` and `gold` or `answer` (number from 0, letter, or the
-choice itself).
+A file is JSON lines or Parquet, read as a benchmark of kind `choice` is.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from pathlib import PurePosixPath
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
-from tasks.data.readers.json_lines import parse_object
-from tasks.data.readers.source_bytes import GARBLED, HashingReader, decompressed, open_source
+from tasks.data.prompts.benchmark_records import PARQUET, record_lines
+from tasks.data.prompts.published_layouts import LacksError, in_form_of_kind
 from tasks.data.records.documents import document_id
 from tasks.evaluation.items import CHOICE
 from tasks.evaluation.suite import Question
@@ -38,7 +37,7 @@ def questions_from_files(files: Iterable[SourceFile], num_questions: int) -> lis
     of smallest hash."""
     ranked: list[tuple[int, str, Question]] = []
     for file in files:
-        if file.role == "evaluation" and file.format == "jsonl":
+        if file.role == "evaluation" and file.format in ("jsonl", PARQUET):
             smallest = heapq.nsmallest(
                 num_questions, ((order_hash(q.item_id), q.item_id, q) for q in _file_questions(file))
             )
@@ -52,40 +51,31 @@ def order_hash(identity: str) -> str:
 
 
 def _file_questions(file: SourceFile) -> Iterator[Question]:
+    """Of a broken file only what is before the break; the ingestion has reported the rest."""
     benchmark = PurePosixPath(file.name).name.split(".")[0]
-    for offset, line in _lines(file):
-        parsed = parse_question(line)
+    for line in record_lines(file):
+        parsed = None if line.record is None else published_question(line.record)
         if parsed is not None:
             text, choices, right = parsed
             item_id, written = (
-                f"{CHOICE}/{benchmark}/{document_id(file.name, offset, 0)}",
+                f"{CHOICE}/{benchmark}/{document_id(file.name, line.offset, 0)}",
                 json.dumps(choices, ensure_ascii=False),
             )
             yield Question(item_id, CHOICE, file.domain, item_id, text, str(right), written)
 
 
-def _lines(file: SourceFile) -> Iterator[tuple[int, bytes]]:
-    """(offset, line). Of a broken archive only the lines before the break; the ingestion has reported the rest."""
-    offset = 0
-    with open_source(file.path, file.sha256) as raw:
-        try:
-            for line in decompressed(file.name, HashingReader(raw)):
-                yield offset, line
-                offset += len(line)
-        except GARBLED:
-            return
-
-
-def parse_question(line: bytes) -> Parsed | None:
-    """A record as a question; None where it is none."""
-    if b'"choices"' not in line:
+def published_question(record: Mapping[str, Any]) -> Parsed | None:
+    """A record as a question, also as its authors publish it; None where it is none, or the right choice is not
+    published."""
+    try:
+        return question_of(in_form_of_kind(CHOICE, record))
+    except LacksError:
         return None
-    record = parse_object(0, line).record
-    return None if record is None else question_of(record)
 
 
 def question_of(record: Mapping[str, Any]) -> Parsed | None:
-    """Likewise, of a record that was read."""
+    """A record with `query` or `question`, a list `choices` and `gold` or `answer` (number from 0, letter, or the
+    choice itself) as a question; None where it is none."""
     text, choices = record.get("query", record.get("question")), record.get("choices")
     if not isinstance(text, str) or not text.strip() or not isinstance(choices, list) or len(choices) < 2:
         return None

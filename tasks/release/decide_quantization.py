@@ -1,5 +1,6 @@
 """Step: accepts or refuses quantized files and checkpoints by how many bits per byte each loses, checkpoints by how
-often they choose other experts, and calibrations by how many experts no token reached.
+often they choose other experts and by what each benchmark of the release loses, and calibrations by how many experts no
+token reached.
 
 llama.cpp measured GGUF files, against the F32 one. Checkpoints were measured against the one they were made of.
 """
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, digest_of, step
-from tasks.evaluation.bounds import Verdict
+from tasks.evaluation.bounds import Bound, Verdict
+from tasks.evaluation.comparisons import BENCHMARK, Compared, judge
 from tasks.evaluation.decide_gate import GateDecision
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from tasks.release.quantize_checkpoint import QuantizedCheckpoint
 
 REFERENCE_TYPE = "F32"
+CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,21 @@ class Calibrations:
         return digest_of({name: artifact.digest for name, artifact in self.made.items()})
 
 
+@dataclass(frozen=True)
+class SuiteBounds:
+    """How much each benchmark of the release may lose, by its name; none where the scale has no suite."""
+
+    margins: dict[str, float]
+
+    @property
+    def digest(self) -> str:
+        """sha256 over them."""
+        return digest_of(self.margins)
+
+
+NO_SUITE = SuiteBounds({})
+
+
 @step(content=("decision.json",))
 def decide_quantization(
     *,
@@ -57,8 +75,10 @@ def decide_quantization(
     calibrations: Calibrations,
     recipe: ReleaseRecipe,
     output: Output,
+    benchmarks: SuiteBounds = NO_SUITE,
 ) -> GateDecision:
-    """A refusal is a result. Raises ValueError where no F32 file was measured."""
+    """A refusal is a result. Raises ValueError where no F32 file was measured, and for a benchmark with a bound that a
+    format was not asked."""
     measured = gguf_evaluation.record.bits_per_byte
     if REFERENCE_TYPE not in measured:
         raise ValueError(
@@ -82,6 +102,7 @@ def decide_quantization(
         if name in recipe.min_routing_agreement and agreement is not None:
             share = f"share of positions and layers at which {name} chooses the same experts"
             verdict.floor(share, agreement, recipe.min_routing_agreement[name])
+        verdict.bounds += _benchmark_bounds(name, evaluation.record, benchmarks, gguf_evaluation.record)
     for name, artifact in calibrations.made.items():
         idle, num_experts = artifact.record.idle_experts, artifact.record.num_experts
         if num_experts:
@@ -95,3 +116,22 @@ def decide_quantization(
         json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
     )
     return decision
+
+
+def _benchmark_bounds(
+    name: str, measured: QuantizedEvaluation, benchmarks: SuiteBounds, gguf: GgufEvaluation
+) -> list[Bound]:
+    """Broken where the whole interval is on the worse side, beyond the noise floor, and does not exclude a loss of the
+    margin. An undecided one is no refusal: of the checkpoint itself as many items decided."""
+    bounds = []
+    for benchmark, margin in benchmarks.margins.items():
+        if benchmark not in measured.benchmarks:
+            raise ValueError(
+                f"benchmark {benchmark} has a bound in evaluation.suite.bounds, and {name} was not asked it: evaluate "
+                f"the format on the suite that holds it"
+            )
+        change = measured.benchmarks[benchmark]
+        figure = f"{change.figure} of benchmark {benchmark} by {name}"
+        compared = Compared(figure, BENCHMARK, change.difference(gguf.served), is_required=False)
+        bounds.append(judge(compared, CHECKPOINT, margin))
+    return bounds

@@ -1,8 +1,10 @@
-"""Step: measures what a quantized checkpoint lost, on every document of the suite and its first problems.
+"""Step: measures what a quantized checkpoint lost, on every document of the suite, its first problems, and the
+benchmarks of the release.
 
-In: the quantized checkpoint, the one it was made of, the suite, what the checkpoint answered to it. Out:
-quantized_scores.json, per document the log-probabilities by both; items.parquet, the quantized one's answers as an
-evaluation has them, drawn with the numbers that the checkpoint's were drawn with. Documents are computed by
+In: the quantized checkpoint, the one it was made of, the suite, what the checkpoint answered to it and to the
+benchmarks. Out: quantized_scores.json, per document the log-probabilities by both; items.parquet, the quantized one's
+answers as an evaluation has them, drawn with the numbers that the checkpoint's were drawn with; suite.json and
+suite.items.jsonl, its answers to the benchmarks, where the scale asks a suite. Documents are computed by
 transformers in float32, and the quantized checkpoint as its engines do: weights as they are in the file, activations
 rounded where the format rounds them.
 """
@@ -15,7 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from infra.step import Artifact, Output, Progress, Record, step
+from pydantic import Field
+
+from infra.step import Artifact, Output, Progress, Record, digest_of, step
+from tasks.evaluation.benchmarks.benchmark_change import BenchmarkChange
+from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE
+from tasks.evaluation.benchmarks.run_suite import PACKAGES, read_listed_items, run_suite
 from tasks.evaluation.comparisons import FigureChange, figure_changes
 from tasks.evaluation.engine import load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.generated_answers import answer_problems, asked_problems
@@ -30,7 +37,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from configs.schema import FormatRecipe, JobResources
+    from configs.schema import FormatRecipe, JobResources, SuiteRecipe
+    from tasks.data.sources.list_sources import SourceListing
+    from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation
     from tasks.evaluation.evaluate_checkpoint import Evaluation
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
     from tasks.release.quantize_checkpoint import QuantizedCheckpoint
@@ -60,6 +69,22 @@ class QuantizedEvaluation(Record):
     num_original_bytes: int
     figures: dict[str, FigureChange]
     """What became of each figure of answers."""
+    benchmarks: dict[str, BenchmarkChange] = Field(default_factory=dict)
+    """What became of each benchmark of the scale's suite."""
+
+
+@dataclass(frozen=True)
+class AnsweredSuite:
+    """The benchmarks of a release, with what the checkpoint answered to them."""
+
+    evaluation: Artifact[SuiteEvaluation]
+    files: SourceListing
+    recipe: SuiteRecipe
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the answers, what was asked, and how."""
+        return digest_of([self.evaluation.digest, self.files.digest, self.recipe.model_dump(mode="json")])
 
 
 @dataclass
@@ -74,17 +99,8 @@ class Scores:
 
 
 @step(
-    content=("quantized_scores.json", "items.parquet"),
-    distributions=(
-        "torch",
-        "transformers",
-        "llmcompressor",
-        "compressed-tensors",
-        "tokenizers",
-        "pyarrow",
-        "numpy",
-        "scipy",
-    ),
+    content=("quantized_scores.json", "items.parquet", SUITE_FILE, "suite.items.jsonl", "suite.*.predictions.jsonl"),
+    distributions=("llmcompressor", "compressed-tensors", "datasets", "pyarrow", "numpy", "scipy", *PACKAGES),
 )
 def evaluate_quantized(
     *,
@@ -95,8 +111,10 @@ def evaluate_quantized(
     recipe: FormatRecipe,
     resources: JobResources,
     output: Output,
+    benchmarks: AnsweredSuite | None = None,
 ) -> QuantizedEvaluation:
-    """Raises ValueError for a quantized checkpoint that does not read back."""
+    """`benchmarks` is None where the scale has no suite. Raises ValueError for a quantized checkpoint that does not
+    read back."""
     from model.formats.quantized_checkpoint import load_original, load_quantized, num_weight_bits
 
     tokenizer = load_tokenizer(checkpoint.path("hf/tokenizer.json"))
@@ -109,6 +127,7 @@ def evaluate_quantized(
         ours = _score(model, texts, output)
         engine, problems = TransformersEngine(model, quantized.digest), asked_problems(questions, recipe)
         items = answer_problems(engine, tokenizer, problems, recipe.answers, quantized.digest, output)
+        changes = {} if benchmarks is None else _ask_benchmarks(engine, quantized, benchmarks, output)
     write_items(output.path("items.parquet"), items)
     num_bytes = sum(text.num_bytes for text in texts)
     rows = [
@@ -131,7 +150,26 @@ def evaluate_quantized(
         num_bytes=quantized.record.num_bytes,
         num_original_bytes=quantized.record.num_original_bytes,
         figures=figure_changes(items, read_items(evaluation.path("items.parquet"))),
+        benchmarks=changes,
     )
+
+
+def _ask_benchmarks(
+    engine: TransformersEngine, quantized: Artifact[QuantizedCheckpoint], benchmarks: AnsweredSuite, output: Output
+) -> dict[str, BenchmarkChange]:
+    """Asks them as the checkpoint was asked."""
+    from model.formats.hf_checkpoint import CONFIG_FILE
+    from tasks.evaluation.benchmarks.checkpoint_model import engine_model
+    from tasks.evaluation.benchmarks.suite_changes import suite_changes
+    from tasks.evaluation.benchmarks.suite_results import write_result
+
+    suite, directory = benchmarks.recipe.suite, quantized.directory("hf")
+    asked = read_listed_items("release", suite, benchmarks.files, benchmarks.recipe.limit)
+    positions = json.loads((directory / CONFIG_FILE).read_bytes())["max_position_embeddings"]
+    model = engine_model(lambda: engine, directory, suite, quantized.digest, positions, output.report)
+    result, items = run_suite(model, asked, quantized.digest, "transformers", output.report)
+    write_result(output.path(SUITE_FILE), result, items)
+    return suite_changes(benchmarks.evaluation.path(SUITE_FILE), output.path(SUITE_FILE))
 
 
 def _score(model: nn.Module, texts: Sequence[LeadingText], output: Output) -> Scores:

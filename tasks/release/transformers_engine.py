@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from model.generation.continuation_scores import ContinuationScore, Pair
     from model.generation.sampling import Sampling
 
-SEQUENCES_AT_ONCE = 256
-"""Answers that are computed together."""
+SEQUENCES_AT_ONCE, TOKENS_AT_ONCE = 256, 1 << 16
+"""Answers that are computed together, and tokens of their prompts: long documents one after the other."""
 SCORED_AT_ONCE = 16
 """Rows that are scored together: each position has a number for every token of the vocabulary."""
 
@@ -37,8 +37,9 @@ class TransformersEngine:
         assert weights_version == self.weights_version, (weights_version, self.weights_version)
         draws = sampling_draws(sampling, len(prompts))
         answers: list[tuple[list[int], list[float]]] = []
-        for start in range(0, len(prompts), SEQUENCES_AT_ONCE):
-            rows = slice(start, start + SEQUENCES_AT_ONCE)
+        num_rows = max(1, min(SEQUENCES_AT_ONCE, TOKENS_AT_ONCE // max(map(len, prompts), default=1)))
+        for start in range(0, len(prompts), num_rows):
+            rows = slice(start, start + num_rows)
             answers += self._continue(prompts[rows], sampling, draws[rows])
         return Continuations.up_to_stops(answers, sampling.stop_token_ids)
 
@@ -85,6 +86,7 @@ class TransformersEngine:
                     position_ids=positions_BT,
                     past_key_values=cache,
                     use_cache=True,
+                    logits_to_keep=1,
                 )
                 logits_BV, cache = read.logits[:, -1].float(), read.past_key_values
                 chosen_B = choose_tokens(logits_BV, sampling, draws_BT[:, number])

@@ -63,18 +63,20 @@ def quantized_table(records: Sequence[QuantizedEvaluation]) -> str:
             f"{record.token_agreement:.1%}",
             "no experts" if record.routing_agreement is None else f"{record.routing_agreement:.1%}",
             _change(record.figures, PASS_AT_1),
+            *(_change({name: each.change}, name) for name, each in record.benchmarks.items()),
         )
         for record in records
     ]
     first = records[0]
-    return table(COLUMNS, rows) + paragraph(
+    return table((*COLUMNS, *first.benchmarks), rows) + paragraph(
         f"Checkpoints for vLLM, SGLang and transformers, read back and computed as those engines do, on the leading "
         f"tokens of {first.num_documents} held-out documents ({first.num_tokens:,} tokens). Same token: share of "
         "positions with the same most likely token. Same experts: share of positions and layers at which the router "
         "chooses the same experts. Embeddings, head, router and the MTP layer are not quantized; FP8_EXPERTS "
         "quantizes nothing but the experts. "
         + _asked(first.figures)
-        + "They were drawn with the numbers of the checkpoint's own answers, beside which they stand.",
+        + "They were drawn with the numbers of the checkpoint's own answers, beside which they stand"
+        + (", as do the answers to the benchmarks of the suite." if first.benchmarks else "."),
         "soft",
     )
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import json
+from dataclasses import replace
 
 import pytest
 
 from tasks.data.sources.list_sources import SourceListing
-from tasks.evaluation.choice_questions import order_hash, parse_question, questions_from_documents, questions_from_files
+from tasks.evaluation.choice_questions import (
+    order_hash,
+    published_question,
+    questions_from_documents,
+    questions_from_files,
+)
+from tests.evaluation.benchmarks.test_published_layouts import ARC, HELLASWAG, PIQA, write_parquet
 from tests.support.evaluation_fakes import benchmark_files
 
 
@@ -24,27 +30,56 @@ from tests.support.evaluation_fakes import benchmark_files
     ],
 )
 def test_shapes_of_questions(record, expected):
-    parsed = parse_question(json.dumps(record).encode())
+    parsed = published_question(record)
     assert parsed is not None and (parsed[0], parsed[2]) == expected and parsed[1] == record["choices"]
 
 
 @pytest.mark.parametrize(
-    "line",
+    "record",
     [
-        b'{"query": "q", "choices": ["a", "b"], "gold": 2}',
-        b'{"query": "q", "choices": ["a", "b"], "gold": true}',
-        b'{"query": "q", "choices": ["a"], "gold": 0}',
-        b'{"query": "q", "choices": ["a", " "], "gold": 0}',
-        b'{"query": " ", "choices": ["a", "b"], "gold": 0}',
-        b'{"question": "q", "choices": ["a", "b"], "answer": "C"}',
-        b'{"question": "q", "choices": ["a", "b"]}',
-        b'{"question": "q", "choices": ["a", "b"], "answer": "broken',
-        b'["choices"]',
-        b'{"question": "q", "answer": "b"}',
+        {"query": "q", "choices": ["a", "b"], "gold": 2},
+        {"query": "q", "choices": ["a", "b"], "gold": True},
+        {"query": "q", "choices": ["a"], "gold": 0},
+        {"query": "q", "choices": ["a", " "], "gold": 0},
+        {"query": " ", "choices": ["a", "b"], "gold": 0},
+        {"question": "q", "choices": ["a", "b"], "answer": "C"},
+        {"question": "q", "choices": ["a", "b"]},
+        {"question": "q", "answer": "b"},
+        ARC | {"answerKey": "4"},
+        HELLASWAG | {"label": ""},
     ],
 )
-def test_what_is_no_question_is_not_asked(line):
-    assert parse_question(line) is None
+def test_what_is_no_question_is_not_asked(record):
+    """Also a test split whose answers are not published."""
+    assert published_question(record) is None
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "right"),
+    [
+        (ARC, "Question: Which gas do plants take in?\nAnswer:", "oxygen"),
+        (HELLASWAG, "Roof shingle removal: ", "is ripping tiles off."),
+        (PIQA, "Question: Cool a soup.\nAnswer:", "Stir it."),
+    ],
+)
+def test_published_layouts_are_read_from_parquet_and_json_lines(tmp_path, record, text, right):
+    (lines,) = benchmark_files(tmp_path, [record]).files
+    write_parquet(tmp_path / "toy_bench.parquet", [record])
+    table = replace(lines, name="toy_bench.parquet", path=str(tmp_path / "toy_bench.parquet"), format="parquet")
+    for file in (lines, table):
+        (question,) = questions_from_files([file], 10)
+        assert question.text.startswith(text) and question.choice_list[int(question.answer)] == right
+
+
+def test_broken_records_are_passed_over(tmp_path):
+    (file,) = benchmark_files(tmp_path, [PIQA]).files
+    path = tmp_path / "toy_bench.jsonl"
+    path.write_text('["choices"]\n{"question": "q", "choices": ["a", "b"], "answer": "bro\n' + path.read_text())
+    broken = replace(file, sha256="", path=str(path))
+    assert len(questions_from_files([broken], 10)) == 1
+    table = tmp_path / "broken.parquet"
+    table.write_bytes(b"PAR1 and no more")
+    assert questions_from_files([replace(file, name=table.name, path=str(table), format="parquet")], 10) == []
 
 
 def _files(tmp_path, sizes):

@@ -76,6 +76,7 @@ MODEL_STEPS = {
     "check_parity",
     "write_report",
 }
+SUITE_STEPS = {"decide_suite", "evaluate_suite", "write_report"}
 COMPUTED_SETTINGS = {
     "rotary_dim": MODEL_STEPS,
     "signing": {"deduplicate_documents", "collect_chats", "collect_preferences"},
@@ -84,7 +85,7 @@ COMPUTED_SETTINGS = {
     "reads_pairs": {"train_phase", "import_checkpoint", "sample_solutions", "write_report"},
     "is_scored": {"train_phase", "import_checkpoint", "sample_solutions", "write_report"},
     "critic_recipe": {"train_phase", "import_checkpoint", "sample_solutions", "write_report"},
-    "file_names": {"decide_suite", "evaluate_suite", "write_report"},
+    **{name: SUITE_STEPS for name in ("file_names", "benchmark_by_file", "own_files", "hub_files")},
     "num_special_tokens": {"train_tokenizer", "import_tokenizer", "write_report"},
 }
 """Properties of settings that decide content, and the steps that are given them; the other properties make values,

@@ -36,6 +36,7 @@ from infra.step import Artifact, Output, Step, step
 from infra.storage.open_store import open_store
 from infra.storage.store import Store
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation
+from tasks.evaluation.benchmarks.suite_changes import suite_changes
 from tasks.evaluation.comparisons import ANSWERED_KINDS, FIGURES, figure_changes
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint as answering_step
@@ -305,10 +306,12 @@ def quantize_checkpoint(*, checkpoint, output: Output, **given: Any) -> Quantize
 
 
 @step(content=("quantized_scores.json", "items.parquet"))
-def evaluate_quantized(*, checkpoint, evaluation, output: Output, **given: Any) -> QuantizedEvaluation:
-    """The real measurement; compared with what the weights answer, as the candidate's answers are planned."""
-    answers = WEIGHTS["answers of trained"]
-    return measurement.evaluate_quantized(checkpoint=checkpoint, evaluation=answers, output=output, **given)
+def evaluate_quantized(*, checkpoint, evaluation, benchmarks, output: Output, **given: Any) -> QuantizedEvaluation:
+    """The real measurement; compared with what the weights answer, as the candidate's answers are planned. Those to
+    benchmarks are as planned of the format, too."""
+    answers, planned = WEIGHTS["answers of trained"], benchmarks.evaluation.path(SUITE_FILE)
+    made = measurement.evaluate_quantized(checkpoint=checkpoint, evaluation=answers, output=output, **given)
+    return made.model_copy(update={"benchmarks": suite_changes(planned, planned)})
 
 
 WEIGHTS: dict[str, Artifact[Any]] = {}

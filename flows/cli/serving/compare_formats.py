@@ -33,6 +33,7 @@ class FormatFigures(BaseModel):
     bits_per_byte_change: float | None
     """None where one of the two is not finite, and for the F32 file: the checkpoint is not scored on the same texts."""
     figures: dict[str, FigureChange]
+    """Of a quantized checkpoint also the benchmarks of the scale's suite, by their names."""
     routing_agreement: float | None
     """None for GGUF files: llama.cpp does not say which experts it chooses."""
     speed: FormatSpeed | None = None
@@ -145,7 +146,7 @@ def _quantized_format(record: QuantizedEvaluation) -> FormatFigures:
         num_bytes=record.num_bytes,
         num_original_bytes=record.num_original_bytes,
         bits_per_byte_change=_change(record.bits_per_byte, record.original_bits_per_byte),
-        figures=record.figures,
+        figures=record.figures | {name: each.change for name, each in record.benchmarks.items()},
         routing_agreement=record.routing_agreement,
     )
 

@@ -104,8 +104,8 @@ def new_output(output: Path) -> Path:
     return output
 
 
-def ask(suite: str, data: str, limit: int | None) -> Asked:
-    """The items of a suite. Raises ValueError for an unknown suite, and for data that do not fit it."""
+def ask(suite: str, data: str | None, limit: int | None) -> Asked:
+    """The items of a suite. Raises ValueError for an unknown suite, and for data that do not fit it or are missing."""
     return read_suite_items(suite, load_suite(suite), data, limit)
 
 
@@ -176,8 +176,8 @@ def _quantized_model(target: Target, wanted: Wanted, report: Callable[[Progress]
 
 @contextmanager
 def _llama_model(gguf_path: Path, asked: Asked, home: Home, report: Callable[[Progress], None]) -> Iterator[LM]:
-    from tasks.evaluation.benchmarks.server_model import LlamaModel, server_tokens
     from tasks.release.served_scoring import ServedScorer
+    from tasks.serving.server_model import LlamaModel, server_tokens
 
     suite = asked.suite
     resources = ServingResources(
@@ -198,7 +198,7 @@ def _llama_model(gguf_path: Path, asked: Asked, home: Home, report: Callable[[Pr
 
 
 def _endpoint_model(wanted: Wanted, report: Callable[[Progress], None]) -> LM:
-    from tasks.evaluation.benchmarks.server_model import EndpointModel
+    from tasks.serving.server_model import EndpointModel
 
     asked, suite = wanted.asked, wanted.asked.suite
     if asked.needs_whole_texts:

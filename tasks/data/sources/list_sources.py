@@ -11,9 +11,9 @@ import io
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tasks.data.readers.source_bytes import GARBLED, HUGGING_FACE, HashingReader
 from tasks.data.records.documents import CODE
 from tasks.data.sources.data_directory import TEXT_ROLES, RoleEntry, assign_roles, format_of
 from tasks.data.sources.embedded_sources import package_descriptions, pydoc_topics, standard_library
-from tasks.data.sources.remote_sources import HELD_OUT, is_remote, remote_files
+from tasks.data.sources.remote_sources import HELD_OUT, dataset_and_file, is_remote, remote_files
 from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot, local_root
 
 BLOCK_BYTES = 1 << 20
@@ -126,10 +126,10 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
     return SourceListing(files)
 
 
-def list_named(data: str, names: Collection[str]) -> SourceListing:
-    """Those files of a data directory that have these names and any role but ignore; only they are read. The test and
-    validation splits of a dataset without a manifest have the role evaluation. Raises ValueError for a name that is not
-    among them."""
+def list_named(data: str, names: Mapping[str, str]) -> SourceListing:
+    """Those files of a data directory that have these names and any role but ignore; only they are read. `names` maps
+    each to the benchmark that reads it. The test and validation splits of a dataset without a manifest have the role
+    evaluation. Raises ValueError for a name that is not among them."""
     root = _root_of(data, with_held_out=True)
     if data.startswith(HUGGING_FACE) and MANIFEST_NAME not in root.addresses:
         roles = _roles_by_split(root, names)
@@ -139,9 +139,31 @@ def list_named(data: str, names: Collection[str]) -> SourceListing:
     if absent:
         raise ValueError(
             f"{root.where} has no file {absent[0]}{root.note}, or {MANIFEST_NAME} gives it no role: add the file with "
-            f"the role evaluation, or name a suite without it"
+            f"the role evaluation, which benchmark {names[absent[0]]} reads, or name a suite without it"
         )
     return SourceListing(_hashed_files(root, roles, None))
+
+
+def list_hub_files(addresses: Mapping[str, str]) -> SourceListing:
+    """The files of datasets of the hub with these addresses, `hf://owner/name[@revision]/file`, which are their names.
+    `addresses` maps each to the benchmark that reads it. Those of test and validation splits have the role evaluation.
+    Raises ValueError for a file that is not there, and where the hub does not answer."""
+    by_dataset: dict[str, dict[str, str]] = {}
+    for address in addresses:
+        dataset, name = dataset_and_file(address)
+        by_dataset.setdefault(dataset, {})[name] = address
+    files: list[SourceFile] = []
+    for dataset, wanted in by_dataset.items():
+        benchmark = addresses[next(iter(wanted.values()))]
+        try:
+            root = _root_of(dataset, with_held_out=True)
+        except ValueError as error:
+            raise ValueError(f"benchmark {benchmark}: {error} in a suite of your own") from error
+        listed = _hashed_files(root, _roles_by_split(root, wanted), None)
+        if absent := sorted(wanted.keys() - {file.name for file in listed}):
+            raise ValueError(f"benchmark {benchmark}: {dataset} has no file {absent[0]}: correct the suite's address")
+        files += [replace(file, name=wanted[file.name]) for file in listed]
+    return SourceListing(tuple(sorted(files, key=lambda file: file.name)))
 
 
 def _roles_by_split(root: SourceRoot, names: Collection[str]) -> list[tuple[str, RoleEntry]]:

@@ -35,6 +35,15 @@ class RemoteFile:
     licence: str = ""
 
 
+def dataset_and_file(address: str) -> tuple[str, str]:
+    """(`hf://owner/name[@revision]`, the file's name in it) of a file of a dataset. Raises ValueError for another
+    address."""
+    parsed = DATASET.fullmatch(address.removeprefix(HUGGING_FACE))
+    if parsed is None or not parsed[3]:
+        raise ValueError(f"{address} names no file of a dataset: write hf://owner/name/file")
+    return address.removesuffix(f"/{parsed[3]}"), parsed[3]
+
+
 def is_remote(data: str) -> bool:
     """Whether `--data` names a bucket or a dataset, not a directory."""
     return data.startswith((S3, HUGGING_FACE))

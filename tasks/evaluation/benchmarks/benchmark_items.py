@@ -15,12 +15,12 @@ from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
+from tasks.data.prompts.benchmark_records import Record, read_records
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of, tool_request
+from tasks.data.prompts.published_layouts import LacksError, given_text, in_form_of_kind
 from tasks.data.seeds.math_answers import without_annotations
 from tasks.data.seeds.problem_kinds import CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import code_parts
-from tasks.evaluation.benchmarks.benchmark_records import Record, read_records
-from tasks.evaluation.benchmarks.published_layouts import LacksError, given_text, in_form_of_kind
 from tasks.evaluation.benchmarks.repository_tasks import RepositoryTask, issue_prompt, task_of
 from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
 from tasks.evaluation.choice_questions import order_hash, question_of
@@ -88,9 +88,9 @@ def read_items(benchmark: Benchmark, files: SourceListing, limit: int | None) ->
     by_name = {file.name: file for file in files.files}
     file = None if benchmark.file is None else by_name[benchmark.file]
     if file is not None and file.role != "evaluation":
+        fix = "give it the role evaluation in glm46-data.yaml, or name a dataset's test or validation split"
         raise ValueError(
-            f"{file.name} has the role {file.role}, so it may be trained on: give it the role evaluation in "
-            f"glm46-data.yaml"
+            f"benchmark {benchmark.name}: {file.name} has the role {file.role}, so it may be trained on: {fix}"
         )
     left_out: Counter[str] = Counter()
     if benchmark.kind == "retrieval":

@@ -16,19 +16,16 @@ import json
 from typing import TYPE_CHECKING
 
 from infra.step import Artifact, Output, step
+from tasks.evaluation.benchmarks.benchmark_change import judged_figure
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation
 from tasks.evaluation.bounds import Verdict
-from tasks.evaluation.comparisons import ACCURACY, BENCHMARK, BITS_PER_BYTE, Compared, Difference, ServedFigures, judge
+from tasks.evaluation.comparisons import ACCURACY, BENCHMARK, BITS_PER_BYTE, Compared, ServedFigures, judge
 from tasks.evaluation.decide_gate import ANCHOR, CHAMPION, Anchors, GateDecision
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from configs.schema import SuiteGateRecipe
-    from tasks.evaluation.benchmarks.suite_results import ItemPair
-
-BY_LIKELIHOOD, GREEDY = "choice_accuracy", "arithmetic_accuracy"
-"""Figures of the evaluation whose items are answered as those of a benchmark are."""
 
 
 def anchored_figure(benchmark: str) -> str:
@@ -85,7 +82,7 @@ def _judged_figure(evaluation: SuiteEvaluation, benchmark: str) -> tuple[str, fl
             f"{evaluation.checkpoint_digest[:12]} was not asked it: evaluate it on the suite that holds it"
         )
     figures = evaluation.figures[benchmark]
-    name = next((name for name in (ACCURACY, BITS_PER_BYTE) if name in figures), "")
+    name = judged_figure(figures)
     if not name:
         raise ValueError(
             f"benchmark {benchmark} has a bound in evaluation.suite.bounds, but no {ACCURACY} or {BITS_PER_BYTE}, as "
@@ -122,28 +119,13 @@ def _compare(
     served: ServedFigures | None,
 ) -> dict[str, Compared]:
     """The candidate minus another on the same items, by benchmark."""
-    from tasks.evaluation.benchmarks.suite_results import paired_difference, paired_items
+    from tasks.evaluation.benchmarks.suite_changes import benchmark_difference
+    from tasks.evaluation.benchmarks.suite_results import paired_items
 
     pairs = paired_items(other.path(SUITE_FILE), evaluation.path(SUITE_FILE))
     compared = {}
     for name in benchmarks:
         figure, _ = _judged_figure(other.record, name)
-        value, interval = paired_difference(figure, pairs[name])
-        sign, floor = (-1, 0.0) if figure == BITS_PER_BYTE else (1, _noise_floor(figure, pairs[name], served))
-        difference = Difference(value, interval, len(pairs[name]), sign, floor)
+        difference = benchmark_difference(figure, pairs[name], served)
         compared[name] = Compared(f"{figure} of benchmark {name}", BENCHMARK, difference, True)
     return compared
-
-
-def _noise_floor(figure: str, pairs: list[ItemPair], served: ServedFigures | None) -> float:
-    from tasks.evaluation.intervals import seed_noise, seeds_noise_floor
-
-    sides = [[(each.scores[figure], each.num_samples) for each in side] for side in zip(*pairs, strict=True)]
-    if any(tried > 1 for side in sides for _, tried in side):
-        noises = (
-            seed_noise([round(score * tried) for score, tried in side], [tried for _, tried in side]) for side in sides
-        )
-        return seeds_noise_floor(*noises)
-    measured = BY_LIKELIHOOD if pairs[0][0].output is None else GREEDY
-    change = None if served is None else served.figures.get(measured)
-    return 0.0 if change is None else change.disagreement

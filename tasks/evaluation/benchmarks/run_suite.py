@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.step import Progress
 from tasks.data.sandbox.code_sandbox import isolation
-from tasks.data.sources.list_sources import SourceListing, list_named
+from tasks.data.sources.list_sources import SourceListing, list_hub_files, list_named
 from tasks.evaluation.benchmarks.benchmark_items import BenchmarkItem, BenchmarkItems, read_items
 
 if TYPE_CHECKING:
@@ -52,9 +52,18 @@ class Asked:
         return any(benchmark.kind == "text" for benchmark in self.suite.benchmarks)
 
 
-def read_suite_items(name: str, suite: Suite, data: str, limit: int | None) -> Asked:
-    """As read_listed_items, of the files of a data directory."""
-    return read_listed_items(name, suite, list_named(data, suite.file_names), limit)
+def read_suite_items(name: str, suite: Suite, data: str | None, limit: int | None) -> Asked:
+    """As read_listed_items, of the files of a data directory and of the hub; data may be None where the suite names no
+    file of a directory."""
+    needed = suite.own_files
+    if data is None and needed:
+        file = next(iter(needed))
+        raise ValueError(
+            f"benchmark {needed[file]} of suite {name} reads {file}: name with --data the directory, "
+            f"s3://bucket/prefix or hf://owner/name that has this file with the role evaluation"
+        )
+    own = SourceListing(()) if data is None else list_named(data, needed)
+    return read_listed_items(name, suite, SourceListing(own.files + list_hub_files(suite.hub_files).files), limit)
 
 
 def read_listed_items(name: str, suite: Suite, files: SourceListing, limit: int | None) -> Asked:

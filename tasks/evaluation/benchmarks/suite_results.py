@@ -114,11 +114,12 @@ def _figure(name: str, part: str, outcomes: Sequence[ItemOutcome]) -> Figure:
     rights = [score * tried for score, tried in zip(scores, tries, strict=True)]
     interval = ratio_interval(scores, weights) if name == BITS_PER_BYTE else share_interval(rights, tries)
     return Figure(
-        name=name, part=part, num_items=len(outcomes), value=sum(scores) / sum(weights), interval=_bounded(interval)
+        name=name, part=part, num_items=len(outcomes), value=sum(scores) / sum(weights), interval=bounded(interval)
     )
 
 
-def _bounded(interval: Interval) -> Interval | None:
+def bounded(interval: Interval) -> Interval | None:
+    """None for an interval without ends, which says nothing."""
     return interval if math.isfinite(sum(interval)) else None
 
 
@@ -229,7 +230,7 @@ def paired_difference(figure: str, pairs: Sequence[ItemPair]) -> tuple[float, In
 def _difference(benchmark: str, figure: Figure, answered: Sequence[ItemPair]) -> PairedDifference:
     name, pairs = figure.name, [pair for pair in answered if figure.part in ("", pair[0].part)]
     difference, bounds = paired_difference(name, pairs)
-    interval = _bounded(bounds)
+    interval = bounded(bounds)
     gain = None if interval is None else (-interval[1], -interval[0]) if name == BITS_PER_BYTE else interval
     verdict = "undecided" if gain is None or gain[0] <= 0 <= gain[1] else "better" if gain[0] > 0 else "worse"
     weight = sum(first.num_bytes for first, _ in pairs)

@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.load import load_prices
+from configs.load import load_prices, load_suite
 from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, unembedding_saved
+from tasks.data.readers.source_bytes import HUGGING_FACE
+from tasks.data.sources.remote_sources import dataset_and_file
 from tasks.training.plan.choose_setting import choose_setting
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import H100, Machine
@@ -68,7 +70,21 @@ def plan_training(
         machine=machine.name,
         cost=scale_cost(scale, [phase.needs for phase in phases], prices, machine),
         phases=phases,
+        suite=_describe_suite(scale),
     )
+
+
+def _describe_suite(scale: Scale) -> str:
+    """The benchmarks of the release gate, and what a run reads for them before it trains."""
+    wanted = scale.evaluation.suite
+    if wanted is None:
+        return ""
+    suite = load_suite(wanted.name)
+    datasets = sorted({dataset_and_file(address)[0].removeprefix(HUGGING_FACE) for address in suite.hub_files})
+    hub = [f"from the Hugging Face Hub {', '.join(datasets)}"] if datasets else []
+    own = [f"from --data, with the role evaluation, {', '.join(sorted(suite.own_files))}"] if suite.own_files else []
+    read = "; ".join([*hub, *own]) or "no file: every item is made"
+    return f"is asked {', '.join(wanted.bounds)} (suite {wanted.name}); a run reads, before it trains, {read}"
 
 
 def _plan_phase(

@@ -166,6 +166,8 @@ class Plan(BaseModel):
     machine: str
     cost: PlannedCost
     phases: tuple[PlannedPhase, ...]
+    suite: str
+    """What a release is asked and where its files come from, in words; empty where the scale has no suite."""
 
     @property
     def is_possible(self) -> bool:
@@ -200,6 +202,7 @@ class Plan(BaseModel):
             "",
             f"  cost         {self.cost.describe(self.scale)}",
             "  rank-hours include what is lost to failures and saves on accelerators; smallest world: by --search",
+            *([f"  release      {self.suite}"] if self.suite else []),
             "",
             *table([(phase.name, phase.schedule) for phase in self.phases]),
             "",

@@ -77,11 +77,13 @@ def test_a_broken_line_a_missing_file_and_a_trained_one_are_named(suite):
     manifest = data / "glm46-data.yaml"
     before = manifest.read_text()
     manifest.write_text(before.replace("entries:\n", 'entries:\n  - {files: "choice.jsonl", role: pretrain}\n'))
-    with pytest.raises(ValueError, match=r"choice\.jsonl has the role pretrain, so it may be trained on"):
+    with pytest.raises(
+        ValueError, match=r"^benchmark choice: choice\.jsonl has the role pretrain, so it may be trained on"
+    ):
         read(suite)
     manifest.write_text(before)
     (data / "choice.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"has no file choice\.jsonl"):
+    with pytest.raises(ValueError, match=r"has no file choice\.jsonl, .*, which benchmark choice reads"):
         read(suite)
 
 

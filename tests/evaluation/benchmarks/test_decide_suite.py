@@ -184,7 +184,7 @@ def test_a_worse_checkpoint_is_refused_through_the_real_step(store, tmp_path):
     asked = [benchmark for benchmark in toy.benchmarks if benchmark.name == "texts"]
     asked.append(RetrievalBenchmark(**NEEDLE | {"document_chars": [100], "items_per_depth": 12}))  # pyright: ignore
     recipe = SuiteRecipe(suite=toy.model_copy(update={"benchmarks": asked}), limit=None, num_threads=1)
-    files = list_named(str(tmp_path), {"texts.jsonl"})
+    files = list_named(str(tmp_path), {"texts.jsonl": "texts"})
     made = {
         name: commit(
             store,
@@ -225,7 +225,7 @@ def test_a_worse_checkpoint_is_refused_through_the_real_step(store, tmp_path):
         (
             "agents",
             {"bfcl", "swebench_lite", "swebench_verified"},
-            r"needs agent/bfcl\.jsonl\.gz, which the run's data",
+            r"benchmark bfcl of suite agents .* reads agent/bfcl\.jsonl\.gz, which the run's data",
         ),
         ("nothing", {"x"}, "no suite 'nothing'"),
     ],
@@ -263,7 +263,10 @@ def judge(store, monkeypatch):
         stages.clear()
         reigning = None if champion is None else version(champion, tags or {})
         anchors = {} if anchor is None else {"benchmark_needle": version(anchor, {}), "pass_at_1": version(0.1, {})}
-        suite = assess_suite.judge_suite(run, weights(share), Rivals(reigning, anchors), ServedFigures(figures={}))
+        candidate = weights(share)
+        answered = assess_suite.answer_suite(run, candidate)
+        rivals = Rivals(reigning, anchors)
+        suite = assess_suite.judge_suite(run, candidate, answered, rivals, ServedFigures(figures={}))
         assert suite is not None
         return suite.decision, list(stages)
 

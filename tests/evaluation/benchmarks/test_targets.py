@@ -346,6 +346,21 @@ def test_results_of_other_items_are_not_compared(toy, own_items, tmp_path):
     assert code == 2 and "evaluate again" in errors
 
 
+def test_a_suite_that_makes_its_items_needs_no_data(toy, tmp_path):
+    """The same items as with a directory; a suite with files names the first one and who reads it."""
+    made, both = toy / suite_of(toy, "needle"), toy / suite_of(toy, "needle", "words")
+    assert evaluate(toy / "model", "--suite", made, "--output", tmp_path / "a.json")[0] == 0
+    assert evaluate(toy / "model", *options(toy, tmp_path / "b.json", made.name))[0] == 0
+    assert items_of(tmp_path / "a.json") == items_of(tmp_path / "b.json") != []
+    code, errors, _ = compare(toy / "model", toy / "model", "--suite", made, "--json")
+    assert code == 0, errors
+    code, errors, _ = evaluate(toy / "model", "--suite", both, "--output", tmp_path / "c.json")
+    assert code == 2 and f"benchmark words of suite {both} reads words.jsonl: name with --data" in errors
+    assert "with the role evaluation" in errors and not list(tmp_path.glob("c*"))
+    code, errors, _ = evaluate(toy / "model", "--suite", made)
+    assert code == 2 and "name --output, a new file" in errors
+
+
 def test_an_existing_result_is_not_overwritten(toy, own_items):
     code, errors, _ = evaluate(toy / "model", *options(toy, own_items))
     assert code == 2 and "exists: name a new file" in errors
@@ -394,7 +409,7 @@ def test_a_model_is_compared_with_a_worse_one_on_the_same_items(toy, tmp_path):
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        (["model", "model"], "name --data"),
+        (["model", "model"], "benchmark mmlu of suite smoke reads bench/mmlu_dev"),
         (["model", "own.json", "--data", "data"], "is a result: compare it with another result"),
         (["model", "nowhere/at/all", "--data", "data"], "no directory"),
         (["model", "model", "--data", "data", "--output", "nowhere/a.json"], "must be a new file in a directory"),

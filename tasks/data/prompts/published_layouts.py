@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.data.prompts.benchmark_records import Record
 from tasks.data.seeds.math_answers import boxed_answers
 from tasks.data.seeds.seed_problems import ANSWER_FIELDS, GSM_MARK
-from tasks.evaluation.benchmarks.benchmark_records import Record
 
 WIKIHOW_MARK = re.compile(r"\[.*?\]")
 """Marks of WikiHow in HellaSwag: `[step]`, `[substeps]`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.readers.json_lines import MAX_LINE_BYTES, JsonLine, json_lines
@@ -23,7 +23,7 @@ def read_records(file: SourceFile, kind: str) -> list[Record]:
     """Raises ValueError for a line that is no JSON object, and for a row that cannot be read."""
     if file.format == "text" and kind == "text":
         return _articles(file)
-    lines = _rows(file) if file.format == PARQUET else _lines(file)
+    lines = list(record_lines(file))
     for number, line in enumerate(lines, 1):
         if line.record is None:
             raise ValueError(f"{file.name}, record {number}: {line.reason} ({line.detail}): correct the file")
@@ -38,10 +38,10 @@ def _articles(file: SourceFile) -> list[Record]:
     return [{"text": text[start:end].strip()} for start, end in zip(starts, ends, strict=True)]
 
 
-def _lines(file: SourceFile) -> list[JsonLine]:
+def record_lines(file: SourceFile) -> Iterator[JsonLine]:
+    """The records of a table or of JSON lines in their order, one at a time; a broken one has a reason."""
+    if file.format == PARQUET:
+        yield from parquet_lines(file.name, file.path, file.sha256, MAX_LINE_BYTES, lambda names: (names, ""))
+        return
     with open_source(file.path, file.sha256) as raw:
-        return list(json_lines(file.name, HashingReader(raw)))
-
-
-def _rows(file: SourceFile) -> list[JsonLine]:
-    return list(parquet_lines(file.name, file.path, file.sha256, MAX_LINE_BYTES, lambda names: (names, "")))
+        yield from json_lines(file.name, HashingReader(raw))
