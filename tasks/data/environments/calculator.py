@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import operator
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from random import Random
@@ -15,6 +16,9 @@ from tasks.data.environments.task import Task
 KIND = "calculator"
 MAX_EXPRESSION_CHARS = 200
 """Bounds the time and the size of a result: no operator grows faster than multiplication."""
+MAX_NUMBER_CHARS = 400
+NUMBER = re.compile(r"[-+]?(?:\d+/\d+|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?)")
+"""An integer, a fraction or a decimal with an exponent up to 999: `1e1000000000` would fill the memory."""
 TOOLS = (
     Tool(
         "calculator",
@@ -39,10 +43,17 @@ def open_calculator(expected: str) -> Environment:
 
 def is_same_number(answer: str, expected: str) -> bool:
     """Whether the answer is a number and nothing else, and is the expected one."""
+    said, wanted = _number(answer.strip().removesuffix(".")), _number(expected.strip())
+    return said is not None and said == wanted
+
+
+def _number(text: str) -> Fraction | None:
+    if len(text) > MAX_NUMBER_CHARS or not NUMBER.fullmatch(text):
+        return None
     try:
-        return Fraction(answer.strip().removesuffix(".")) == Fraction(expected)
+        return Fraction(text)
     except (ValueError, ZeroDivisionError):
-        return False
+        return None
 
 
 def calculate(expression: str) -> str:
@@ -55,9 +66,10 @@ def calculate(expression: str) -> str:
         raise ToolError("division by zero") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ToolError("this is no expression of numbers with + - * / and brackets") from None
-    if value.denominator == 1:
-        return str(value.numerator)
-    return f"{float(value):.10f}".rstrip("0")
+    try:
+        return str(value.numerator) if value.denominator == 1 else f"{float(value):.10f}".rstrip("0").rstrip(".")
+    except (ValueError, OverflowError):  # an integer beyond Python's 4,300 digits, a fraction beyond a float's range
+        raise ToolError("the result is too large to be written") from None
 
 
 def _value(node: ast.expr) -> Fraction:

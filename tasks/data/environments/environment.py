@@ -7,9 +7,12 @@ in the same order give the same observations and the same verdict. Runs in ranks
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+INTEGER = re.compile(r"-?[0-9]{1,17}")
 
 
 class ToolError(ValueError):
@@ -66,7 +69,7 @@ class Environment:
 def _value(parameter: Parameter, text: str) -> str | int:
     if parameter.kind == "string":
         return text
-    if not text.strip().lstrip("-").isdecimal() or len(text) > 18:
+    if not INTEGER.fullmatch(text.strip()):
         raise ToolError(f"{parameter.name} must be an integer, is {text[:40]}")
     return int(text)
 

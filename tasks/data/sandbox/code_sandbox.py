@@ -81,6 +81,10 @@ print(json.dumps(passed))
 """
 
 
+class NoSandboxError(ValueError):
+    """This machine cannot make a sandbox."""
+
+
 LOCAL = threading.local()
 """The sandbox of each thread, and the key of its settings."""
 
@@ -132,10 +136,10 @@ def run_trusted(programs: Sequence[str]) -> list[bool]:
 
 
 def isolation() -> str:
-    """BUBBLEWRAP or NAMESPACES. Raises ValueError where neither works."""
+    """BUBBLEWRAP or NAMESPACES. Raises NoSandboxError where neither works."""
     name, problem = find_isolation()
     if not name:
-        raise ValueError(
+        raise NoSandboxError(
             f"code that others wrote is only run in a sandbox, and this machine cannot make one ({problem}): install "
             f"bubblewrap (Debian: "
             "apt-get install bubblewrap), allow user namespaces, or give the files of kind code_with_tests the role "

@@ -7,6 +7,7 @@ on the weights, its prompt and its draws only, not on the others that are played
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from model.text.chat_template import answer_of, encode, observation
 from tasks.data.environments.environment import Environment, ToolError, ToolTimeoutError
 from tasks.data.prompts.function_calls import written_calls
 from tasks.data.prompts.verifiers import WrittenAnswer
+from tasks.data.sandbox.code_sandbox import NoSandboxError
 from tasks.training.policy.tool_calls import tool_threads
 
 if TYPE_CHECKING:
@@ -29,13 +31,23 @@ if TYPE_CHECKING:
 Calls = list[tuple[str, dict[str, str]]]
 Generate = Callable[[Sequence[list[int]], Sequence[Sequence[float]]], Generation]
 """Continues rows, each by as many tokens at most as it has draws."""
-Ending = Literal["answered", "format_error", "cut_off", "too_many_turns", "timed_out"]
-"""cut_off: a turn or the whole episode had no token left. All but the first earn nothing."""
+Ending = Literal["answered", "format_error", "cut_off", "too_many_turns", "timed_out", "tool_failed"]
+"""cut_off: a turn or the whole episode had no token left. tool_failed: a tool raised what is no ToolError. All but the
+first earn nothing."""
+Answers = list[tuple[str, ToolError | None]]
+"""What each call gives the assistant to read, with its error."""
+SHOWN_ENDINGS: tuple[Ending, ...] = ("format_error", "cut_off", "too_many_turns", "tool_failed")
+"""Endings whose shares are metrics."""
+MAX_LOGGED_CHARS = 300
 
 
 class Turn(NamedTuple):
     role: Literal["assistant", "tool"]
     text: str
+
+
+class BrokenToolError(RuntimeError):
+    """A tool that failed itself: neither an answer nor a refusal."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +133,8 @@ class EpisodePlayer:
             waiting = [(episode, calls) for episode, calls in asked if calls]
             jobs = [partial(self._call_tools, episode, calls) for episode, calls in waiting]
             answers = tool_threads().run(jobs, self.limits.tool_seconds) if jobs else []
-            for (episode, _), answered in zip(waiting, answers, strict=True):
-                self._observe(episode, answered)
+            for (episode, calls), answered in zip(waiting, answers, strict=True):
+                self._observe(episode, len(calls), answered)
 
     def _draws_of_turn(self, episode: Episode) -> Sequence[float]:
         start = len(episode.token_ids)
@@ -153,25 +165,41 @@ class EpisodePlayer:
             return calls
         return []
 
-    def _call_tools(self, episode: Episode, calls: Calls) -> list[tuple[str, ToolError | None]]:
-        """What each call gives the assistant to read, with its error. Changes the environment only: it may be abandoned
-        while it runs."""
+    def _call_tools(self, episode: Episode, calls: Calls) -> Answers | BrokenToolError:
+        """Changes the environment only: it may be abandoned while it runs. What the sampled text cannot cause, a
+        machine without a sandbox or out of processes, passes through."""
         assert episode.environment is not None, calls
-        answers: list[tuple[str, ToolError | None]] = []
+        answers: Answers = []
         for name, arguments in calls:
             try:
-                answers.append((episode.environment.call(name, arguments)[: self.limits.max_observation_chars], None))
+                answers.append((self._shown(episode.environment.call(name, arguments)), None))
             except ToolError as error:
-                answers.append((f"Error: {error}"[: self.limits.max_observation_chars], error))
+                answers.append((self._shown(f"Error: {error}"), error))
+            except (NoSandboxError, OSError):
+                raise
+            except Exception as error:
+                given = str(arguments)[:MAX_LOGGED_CHARS]
+                _, run = episode.environment.functions[name]
+                return BrokenToolError(f"{run.__module__}: the tool {name} failed on {given} ({error!r})")
         return answers
 
-    def _observe(self, episode: Episode, answers: list[tuple[str, ToolError | None]] | None) -> None:
+    def _shown(self, text: str) -> str:
+        """As much as the assistant reads, as text that can be encoded: a program may print half a character."""
+        return text[: self.limits.max_observation_chars].encode(errors="replace").decode()
+
+    def _observe(self, episode: Episode, num_calls: int, answers: Answers | BrokenToolError | None) -> None:
+        episode.num_calls += num_calls
         if answers is None:
+            episode.num_failed_calls += num_calls
             episode.num_timeouts += 1
             episode.ending = "timed_out"
             return
+        if isinstance(answers, BrokenToolError):
+            print(f"{answers}: the episode earns nothing. Correct the tool", file=sys.stderr, flush=True)
+            episode.num_failed_calls += num_calls
+            episode.ending = "tool_failed"
+            return
         errors = [error for _, error in answers if error is not None]
-        episode.num_calls += len(answers)
         episode.num_failed_calls += len(errors)
         episode.num_timeouts += sum(isinstance(error, ToolTimeoutError) for error in errors)
         texts = [text for text, _ in answers]
@@ -200,6 +228,5 @@ def episode_metrics(played: Sequence[EpisodeFigures]) -> dict[str, float]:
         "tool_success": (num_calls - num_failed) / max(1, num_calls),
         "tool_tokens": sum(episode.num_tool_tokens for episode in played) / len(played),
         "tool_timeouts": float(sum(episode.num_timeouts for episode in played)),
-        **{f"{ending}_share": endings.count(ending) / len(played) for ending in ("format_error", "cut_off")},
-        "too_many_turns_share": endings.count("too_many_turns") / len(played),
+        **{f"{ending}_share": endings.count(ending) / len(played) for ending in SHOWN_ENDINGS},
     }

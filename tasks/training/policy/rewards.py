@@ -54,9 +54,15 @@ def reward_answers(
         form = float(all(is_in_form(turn, objective.enable_thinking) for turn in turns))
         length = overlong_punishment(size, objective.max_new_tokens, weights.overlong_tokens)
         total = weights.verified * verified + weights.format * form + weights.length * length
-        total += 0.0 if score is None else weights.reward_model * score
+        total += 0.0 if score is None else _paid(weights.reward_model * score, answer)
         rewards.append(Reward(verified, form, length, verdict is not None, score, total))
     return rewards
+
+
+def _paid(score: float, answer: WrittenAnswer) -> float:
+    """The weighed score; an episode that ended without an answer earns nothing by it, and still pays a negative one:
+    at 0 a broken call would be worth more than a poor answer. NaN stays NaN."""
+    return score if answer.environment is None or answer.is_finished else min(score, 0.0)
 
 
 def is_in_form(written: WrittenAnswer, enable_thinking: bool) -> bool:

@@ -89,6 +89,8 @@ def test_the_shop_refuses_what_its_rules_forbid():
         ("0.1 + 0.2", "0.3"),
         (" 7 ", "7"),
         ("999*999*999*999*999*999*999*999", str(999**8)),
+        ("1/10000000000000", "0"),
+        ("1e300*1e300", "1" + "0" * 600),
     ],
 )
 def test_the_calculator_computes_exactly(expression, result):
@@ -97,7 +99,10 @@ def test_the_calculator_computes_exactly(expression, result):
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "1/0", "2**99", "a + 1", "__import__('os')", "1 if 1 else 2", "(" * 90, "1+" * 120, "True", "1e999", "'a'*9"],
+    [
+        *("", "1/0", "2**99", "a + 1", "__import__('os')", "1 if 1 else 2", "(" * 90, "1+" * 120, "True", "1e999"),
+        *("'a'*9", "1e300*1e300/7", "*".join(["1e300"] * 30), "1/3*" + "*".join(["1e300"] * 30)),
+    ],
 )
 def test_the_calculator_refuses_everything_else(expression):
     with pytest.raises(ToolError):
@@ -111,14 +116,28 @@ def test_the_calculator_refuses_everything_else(expression):
         (" 57. ", True),
         ("57.0", True),
         ("114/2", True),
+        ("+5.7e1", True),
         ("56", False),
+        ("114/0", False),
+        ("57/1e0", False),
         ("56 57", False),
+        ("1e3000000", False),
+        ("1e1000000000", False),
+        ("9" * 5000, False),
         ("It is 57", False),
     ],
 )
 def test_a_number_is_right_by_its_value_and_alone(answer, is_right):
     for kind in ("calculator", "python"):
         assert OPENERS[kind]('{"answer": "57"}').judge(answer) is is_right
+
+
+@pytest.mark.parametrize("text", ["--5", "-", "", "5.0", "1e3", "9" * 18, "five", "\u00b2"])
+def test_an_integer_that_is_none_is_refused_and_one_is_read(text):
+    repository = OPENERS["swe_task"](json.dumps({"files": {"a.py": "x = 1\n"}, "tests": {}, "wanted": []}))
+    with pytest.raises(ToolError, match="first_line must be an integer, is "):
+        repository.call("read_file", {"path": "a.py", "first_line": text})
+    assert repository.call("read_file", {"path": "a.py", "first_line": " 1 "}) == "1 x = 1"
 
 
 def test_passages_are_ranked_by_bm25():

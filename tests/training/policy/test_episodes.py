@@ -13,9 +13,10 @@ from model.architecture.losses import IGNORED
 from model.generation.generation import Generation, InProcessEngine, Sampling, sampling_draws
 from model.text.chat_template import encode, observation, problem_prompt, render
 from model.text.tokenizer_layout import tokenizer_for_text
-from tasks.data.environments.environment import Environment, Tool, ToolTimeoutError
+from tasks.data.environments.environment import Environment, Parameter, Tool, ToolTimeoutError
 from tasks.data.environments.environments import OPENERS
 from tasks.data.prompts.verifiers import AskedPrompt, verify_answers
+from tasks.data.sandbox.code_sandbox import NoSandboxError
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
 from tasks.training.policy.answer_rows import lay_out, target_log_probabilities
 from tasks.training.policy.critic import generalized_advantages
@@ -26,6 +27,7 @@ from tasks.training.policy.tool_calls import ToolThreads
 from tests.support.model_recipes import GLM46, random_model
 from tests.training.policy.test_policy import CPU, OBJECTIVE, backward, prompt_named, reward_of, updates_of
 
+DIGIT = Parameter("digit", "string", "One")
 LIMITS = EpisodeRecipe(max_turns=3, max_turn_tokens=150, max_observation_chars=40, tool_seconds=60.0)
 
 
@@ -176,10 +178,52 @@ def test_a_tool_that_hangs_ends_its_episode_only(tokenizer):
     asked = [AskedPrompt(name, "calculator", "") for name in scripts]
     assert verify_answers(asked, [episode.written for episode in episodes]) == [False, True, True]
     assert episodes[1].turns[1].text == "Error: out of processor time"
+    figures = episode_metrics([episode.figures for episode in episodes])
+    assert figures["tool_success"] == pytest.approx(1 / 3), "the calls of a turn without an answer failed too"
     threads = ToolThreads(1)
     assert threads.run([threading.Event().wait, lambda: 2], 0.1) == [None, 2]
     with pytest.raises(ZeroDivisionError):
         threads.run([lambda: 1 // 0], 60.0)
+
+
+def test_a_tool_that_fails_itself_ends_its_episode_only_and_is_logged(tokenizer, capsys):
+    def divide(digit: str) -> str:
+        return str(1 // int(digit))
+
+    broken = Environment({"divide": (Tool("divide", "", (DIGIT,)), divide)}, lambda answer: True)
+    scripts = {
+        "a": [f"{call('0', 'divide', 'digit')}<|observation|>", "\n1<|user|>"],
+        "b": [f"{call('1')}<|observation|>", "\n57<|user|>"],
+    }
+    episodes = play(tokenizer, scripts, [broken, calculator()])
+    assert [episode.ending for episode in episodes] == ["tool_failed", "answered"]
+    asked = [AskedPrompt(name, "calculator", "") for name in scripts]
+    assert verify_answers(asked, [episode.written for episode in episodes]) == [False, True]
+    figures = episode_metrics([episode.figures for episode in episodes])
+    assert (figures["tool_failed_share"], figures["tool_success"]) == (0.5, 0.5)
+    logged = f"{__name__}: the tool divide failed on {{'digit': '0'}} (ZeroDivisionError("
+    assert logged in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [NoSandboxError("this machine cannot make one"), BlockingIOError("no process left")])
+def test_what_the_machine_lacks_stops_the_phase(tokenizer, error):
+    """Otherwise every episode would earn nothing, and the phase would go on."""
+
+    def run(digit: str) -> str:
+        raise error
+
+    lacking = Environment({"run": (Tool("run", "", (DIGIT,)), run)}, lambda answer: True)
+    with pytest.raises(type(error)):
+        play(tokenizer, {"a": [f"{call('0', 'run', 'digit')}<|observation|>", "\n1<|user|>"]}, [lacking])
+
+
+def test_half_a_character_that_a_tool_writes_can_be_read(tokenizer):
+    def write(digit: str) -> str:
+        return "a\ud800b"
+
+    environment = Environment({"write": (Tool("write", "", (DIGIT,)), write)}, lambda answer: True)
+    (episode,) = play(tokenizer, {"a": [f"{call('0', 'write', 'digit')}<|observation|>", "\n1<|user|>"]}, [environment])
+    assert episode.ending == "answered" and episode.turns[1].text == "a?b"
 
 
 def test_metrics_count_turns_calls_and_endings(tokenizer):
@@ -191,7 +235,7 @@ def test_metrics_count_turns_calls_and_endings(tokenizer):
     figures = episode_metrics([episode.figures for episode in episodes])
     spans = [stop - start for episode in episodes for start, stop in episode.tool_spans]
     expected = {"episode_turns": 2.0, "tool_calls": 1.0, "tool_success": 0.5, "tool_timeouts": 0.0}
-    expected |= {"format_error_share": 0.5, "cut_off_share": 0.0, "too_many_turns_share": 0.0}
+    expected |= {"format_error_share": 0.5, "cut_off_share": 0.0, "too_many_turns_share": 0.0, "tool_failed_share": 0.0}
     assert figures == expected | {"tool_tokens": sum(spans) / 2} and len(spans) == 2
     assert episode_metrics([]) == {}
 

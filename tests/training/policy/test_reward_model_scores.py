@@ -10,6 +10,7 @@ import pytest
 from configs.schema import PolicyObjective
 from model.generation.generation import InProcessEngine
 from model.text.tokenizer_layout import tokenizer_for_text
+from tasks.data.environments.environment import Environment
 from tasks.data.prompts.verifiers import WrittenAnswer
 from tasks.evaluation.score_pairs import row_values
 from tasks.training.plan.phase_flops import phase_flops_per_token
@@ -44,6 +45,17 @@ def test_the_score_is_weighed_as_it_is_and_logged_like_the_other_parts():
     assert reward_metrics(rewards)["reward_score"] == 2.0 and reward_metrics(rewards)["pass_rate"] == 0.5
     without = reward_answers([prompt] * 2, written, [2, 2], None, PolicyObjective(**GRPO))
     assert without[0].reward_model is None and "reward_score" not in reward_metrics(without)
+
+
+@pytest.mark.parametrize(("score", "paid"), [(8.0, 0.0), (-4.0, -1.0), (math.nan, math.nan)])
+def test_an_episode_without_an_answer_earns_nothing_by_its_score(score, paid):
+    """It pays a negative one: at 0 a broken call would be worth more than a poor answer."""
+    prompt, environment = Prompt("p", "agentic", "calculator", "?", "[]", "5"), Environment({}, lambda answer: False)
+    broken, answered = (WrittenAnswer("5", is_finished, environment) for is_finished in (False, True))
+    cut_off = WrittenAnswer("5", False)
+    rewards = reward_answers([prompt] * 3, [broken, answered, cut_off], [2] * 3, [score] * 3, PolicyObjective(**SCORED))
+    assert [reward.total for reward in rewards] == pytest.approx([paid, 0.25 * score, 0.25 * score], nan_ok=True)
+    assert [reward.reward_model for reward in rewards] == pytest.approx([score] * 3, nan_ok=True), "logged as it is"
 
 
 @pytest.mark.parametrize("score", [math.nan, -math.inf])
