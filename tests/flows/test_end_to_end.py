@@ -57,6 +57,8 @@ def test_a_second_run_computes_nothing_and_imports_nothing_heavy(micro):
     again = glm46("run", "micro", "--json", home=home, PYTHONPROFILEIMPORTTIME="1")
     assert again.exit_code == 0, again.stderr
     assert again.computed == []
+    trend = (home / "reports" / "micro-trend.html").read_text()
+    assert "<b>1</b><span>runs</span>" in trend, "a run from the store is no other night"
     assert again.outcome["digest"] == first.outcome["digest"]
     assert again.outcome["version"] == "4"
     assert again.digests == {name: digest for name, digest in first.digests.items() if name in again.digests}
