@@ -10,7 +10,7 @@ from configs.load import load_prices
 from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, unembedding_saved
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import H100, Machine
-from tasks.training.plan.measured import MeasuredPhase, flops_per_second, nearest
+from tasks.training.plan.measured import MeasuredPhase, flops_per_second, nearest, seconds_per_flop
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.phase_needs import phase_needs, scale_cost, smallest_world
 from tasks.training.plan.pipeline_stages import describe_stages
@@ -27,8 +27,9 @@ from tasks.training.schedule.schedules import learning_rate_at, trains_mtp
 if TYPE_CHECKING:
     from configs.schema import PackingRecipe, PhaseSection, Prices, Scale, TrainingRecipe, TrainingResources
 
-CPU_MFU = 0.4
-"""Share of a CPU's peak, assumed where no run measured it. That of an accelerator is derived
+CPU_MFU = 0.12
+"""Share of the stated peak of a CPU, assumed where no run measured it: the configurations state that of two of the
+fastest x86 cores. That of an accelerator is derived
 (tasks/training/plan/step_time.py)."""
 
 KEY_DIGITS = 12
@@ -89,10 +90,11 @@ def _plan_phase(
     known = nearest(measured, recipe, resources) if resources.launcher == "local" else None
     peak = resources.num_ranks * resources.peak_flops_per_second
     mfu = CPU_MFU if step is None else step.mfu
+    seconds_per = 1 / (peak * mfu) if known is None else seconds_per_flop(known, recipe)
     mfu = mfu if known is None else flops_per_second(known, recipe) / peak
     best = find_topology(recipe, resources, attended, machine) if is_derived and searches else None
     flops = phase_flops_per_token(recipe, attended, frozen) * recipe.num_tokens
-    hours = flops / (peak * mfu) / 3600
+    hours = flops * seconds_per / 3600
     needs = phase_needs(recipe, resources, step, hours, prices, machine)
     if searches:
         needs = needs.model_copy(update={"smallest_world": smallest_world(recipe, resources)})

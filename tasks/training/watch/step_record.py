@@ -103,6 +103,7 @@ class StepRecord:
             "mfu": flops / seconds / job.resources.num_ranks / job.resources.peak_flops_per_second,
             "memory_bytes": peak_memory_bytes(),
             "attended_tokens": attended_tokens,
+            "filled_positions": interval.num_positions,
             "skipped_steps": interval.num_skipped,
             "rollbacks": len(position.skipped),
             **data.metrics,
