@@ -17,6 +17,7 @@ from flows.pretrain_model import pretrain_model
 from flows.release_model import promote_release, release_model
 from flows.running.run import ReleasedModel, Run
 from flows.running.stage_log import StageLog
+from flows.show.expect_cost import say_cost
 from flows.show.outcome import RunOutcome
 from flows.show.report_run import PublishedReport, report_run
 from flows.show.reported import reported_phases
@@ -87,6 +88,7 @@ def full_pipeline(
     log = StageLog(get_run_logger().info)
     run = Run(configuration, home, opened, mlflow, track_pipeline(mlflow, configuration), log, suite_files)
 
+    say_cost(run, window)
     prepared = prepare_data(run, sources, window.reads_documents, window.reads_pairs)
     approve_inputs(run, prepared.contracts)
     show_data(run, prepared)

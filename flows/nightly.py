@@ -1,6 +1,7 @@
 """The deployment glm46/nightly: the flow `glm46` with a time limit.
 
-So a night that hangs does not stop the next one.
+So a night that hangs does not stop the next one. Nights differ by code or data: where neither changed, the night finds
+everything in the store, ends in minutes, and the trend page leaves it out.
 """
 
 from __future__ import annotations

@@ -147,7 +147,9 @@ class TrainingResources(JobResources):
     overlap_shared_expert: bool
     """Whether the shared expert computes while routed tokens travel; acts where expert_parallel is above 1."""
     peak_flops_per_second: float = Field(gt=0)
-    """Peak of one rank, dense, in the phase's dtype; MFU is measured against it (H100/H800 BF16: 9.89e14)."""
+    """Peak of one rank, dense, in the phase's dtype; MFU is measured against it (H100/H800 BF16: 9.89e14). For a CPU
+    rank of two threads the scales state 6.4e11, which no x86 core of today exceeds: 2 cores x 64 float32 operations per
+    cycle (two AVX-512 multiply-adds) x 5 GHz. On a slower core MFU is a share of that too."""
     device_memory_bytes: int = Field(gt=0)
     """Memory of one rank (H100/H800: 80 GB): `glm46 plan` says what does not fit."""
     assumed_document_tokens: int = Field(gt=0)

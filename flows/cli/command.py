@@ -133,7 +133,7 @@ def run(
             from flows.show.outcome import print_outcome
 
             outcome = run_pipeline(home, scale, store, data, from_stage, start, until)
-            print_outcome(outcome)
+            print_outcome(outcome, scale, store)
             if as_json:
                 print(outcome.model_dump_json(), flush=True)
             code = EXIT_REFUSED if outcome.reasons else 0

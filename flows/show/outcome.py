@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
@@ -28,8 +30,8 @@ class RunOutcome(BaseModel):
     reasons: list[str]
 
 
-def print_outcome(outcome: RunOutcome) -> None:
-    """The table of stages and the end in words, on standard error."""
+def print_outcome(outcome: RunOutcome, scale: str, store: str | None) -> None:
+    """The table of stages and the end in words, on standard error; scale and store as the run's user named them."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         console.width = FILE_WIDTH
@@ -48,5 +50,7 @@ def print_outcome(outcome: RunOutcome) -> None:
         console.print(
             f"promoted: {outcome.model} version {outcome.version} has the alias {outcome.alias}", markup=False
         )
+        chat = shlex.join(["glm46", "chat", "--scale", scale, *([] if store is None else ["--store", store])])
+        console.print(f"talk to it: {chat}", markup=False, soft_wrap=True)
     if outcome.report:
         console.print(f"report: {outcome.report}", markup=False, soft_wrap=True)

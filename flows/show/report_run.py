@@ -11,8 +11,9 @@ from pathlib import Path
 from configs.load import load_prices
 from flows.running.run import ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
+from infra.registry.model_registry import model_name
 from tasks.prepared_data import PreparedData
-from tasks.report.report_inputs import ReportedPhases
+from tasks.report.report_inputs import NamedRelease, ReportedPhases
 from tasks.report.write_report import publish_report, write_report
 
 
@@ -22,6 +23,11 @@ class PublishedReport:
 
     path: Path
     files: tuple[Path, ...]
+
+
+def _named(run: Run, phases: ReportedPhases, released: ReleasedModel) -> NamedRelease:
+    replaced = released.rivals.replaced_by(phases.last.checkpoint)
+    return NamedRelease(model=model_name(run.scale.scale), version=released.version, replaced=replaced)
 
 
 def report_run(
@@ -42,6 +48,7 @@ def report_run(
         suite_evaluation=None if suite is None else suite.evaluation,
         suite_decision=None if suite is None else suite.decision,
         promotion=None if released is None else released.promotion,
+        released=None if released is None else _named(run, phases, released),
         recipe=load_prices("guide"),
     )
     path = run_effect(

@@ -11,15 +11,25 @@ from flows.running.run_step import run_effect
 from flows.show.outcome import RunOutcome
 from flows.show.track_run import SCALE_TAG
 from flows.show.ui_artifacts import show_table
-from infra.registry.experiment_tracking import connect, log_new_figures, runs_with_metrics
+from infra.registry.experiment_tracking import connect, log_new_figures, runs_with_metrics, set_run_tags
 from tasks.report.report_inputs import ReportedPhases
-from tasks.report.trend_page import TrendRun, regressions, trend_page, trend_row_name, trend_rows, trend_run
+from tasks.report.trend_page import (
+    TrendRun,
+    regressions,
+    trend_page,
+    trend_row_name,
+    trend_rows,
+    trend_run,
+    without_repeats,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PREFIX = "trend/"
 LOW, HIGH = " low", " high"
+MEASURED_TAG = "glm46.measured"
+"""Names the computations whose figures a run shows."""
 NUM_RUNS = 30
 
 
@@ -32,7 +42,8 @@ def show_trend(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> Path:
         is_cached = any(stage.cached for stage in outcome.stages)
         own = trend_run("", phases, outcome.seconds, is_cached)
         log_new_figures(client, run.pipeline_run_id, _as_metrics(own))
-        runs = read_trend(client, run.scale.scale)
+        set_run_tags(client, run.pipeline_run_id, {MEASURED_TAG: own.measured})
+        runs = without_repeats(read_trend(client, run.scale.scale))
         worse = regressions(runs)
         replace_durably(path, trend_page(run.scale.scale, runs).encode())
         description = "; ".join(worse) or "nothing is worse than its interval allows"
@@ -45,12 +56,12 @@ def show_trend(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> Path:
 def read_trend(client: MlflowClient, scale: str) -> list[TrendRun]:
     """The last runs of a scale that reached an evaluation, the oldest first."""
     found = []
-    for started, metrics in runs_with_metrics(client, SCALE_TAG, scale, PREFIX, NUM_RUNS):
+    for started, metrics, tags in runs_with_metrics(client, SCALE_TAG, scale, PREFIX, NUM_RUNS):
         figures = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
         bounded = [name.removesuffix(LOW) for name in figures if name.endswith(LOW)]
         intervals = {_shown(name): (figures[name + LOW], figures[name + HIGH]) for name in bounded}
         values = {_shown(name): value for name, value in figures.items() if not name.endswith((LOW, HIGH))}
-        found.append(TrendRun(trend_row_name(started), values, intervals))
+        found.append(TrendRun(trend_row_name(started), values, intervals, tags.get(MEASURED_TAG, "")))
     return found
 
 

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -142,20 +142,30 @@ def log_new_figures(client: MlflowClient, run_id: str, figures: Mapping[str, flo
     log_metrics(client, run_id, [(0, {name: value for name, value in figures.items() if name not in known})])
 
 
-def runs_with_metrics(
-    client: MlflowClient, tag: str, value: str, prefix: str, most: int
-) -> list[tuple[float, dict[str, float]]]:
-    """Start in seconds since the epoch, and the metrics whose names begin so, of the newest runs with this tag that
-    have any; the oldest first."""
+class TrackedRun(NamedTuple):
+    """A run as the server has it."""
+
+    started: float
+    """Seconds since the epoch."""
+    metrics: dict[str, float]
+    tags: dict[str, str]
+
+
+def runs_with_metrics(client: MlflowClient, tag: str, value: str, prefix: str, most: int) -> list[TrackedRun]:
+    """The newest runs with this tag that have metrics whose names begin so, with those metrics; the oldest first."""
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     runs = client.search_runs(
         experiments, f"tags.`{tag}` = '{value}'", order_by=["attributes.start_time DESC"], max_results=1000
     )
     found = [
-        (run.info.start_time / 1000, {name: each for name, each in run.data.metrics.items() if name.startswith(prefix)})
+        TrackedRun(
+            run.info.start_time / 1000,
+            {name: each for name, each in run.data.metrics.items() if name.startswith(prefix)},
+            run.data.tags,
+        )
         for run in runs
     ]
-    return [entry for entry in found if entry[1]][:most][::-1]
+    return [run for run in found if run.metrics][:most][::-1]
 
 
 def log_new_parameters(client: MlflowClient, run_id: str, parameters: Mapping[str, str]) -> None:

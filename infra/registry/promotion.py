@@ -60,6 +60,14 @@ class Rivals:
     """None where there is none."""
     anchors: Mapping[str, RegisteredVersion]
     """By figure."""
+    replaced_by_champion: str = ""
+    """Version that was champion before the reigning one; empty where there was none."""
+
+    def replaced_by(self, checkpoint: Artifact[Any]) -> str:
+        """The version that was champion before this candidate is, or that is before it; empty where there is none."""
+        if self.champion is None:
+            return ""
+        return self.replaced_by_champion if self.is_champion(checkpoint) else self.champion.version
 
     def is_champion(self, checkpoint: Artifact[Any]) -> bool:
         """Whether the candidate is the champion already."""
@@ -115,6 +123,7 @@ def look_up_rivals(
         return Rivals(
             resolve_alias(client, model, CHAMPION),
             {figure: version for figure, version in anchors.items() if version is not None},
+            reigns[-1][CHAMPION] if (reigns := _reigns(client.get_registered_model(model))) else "",
         )
 
 

@@ -9,7 +9,7 @@ from infra.step import Artifact
 from tasks.evaluation.items import CHOICE, accuracy, read_items
 from tasks.evaluation.pair_bounds import PAIR_ACCURACY
 from tasks.report.report_charts import intervals
-from tasks.report.report_inputs import DIGITS, ReportedPhases
+from tasks.report.report_inputs import DIGITS, NamedRelease, ReportedPhases
 from tasks.report.report_page import Cell, Html, boxed, folded, paragraph, table, with_note
 
 if TYPE_CHECKING:
@@ -170,24 +170,36 @@ def named_verdicts(
 
 
 def ending(
-    phases: ReportedPhases, verdicts: Sequence[tuple[str, GateDecision]], promotion: PromotionDecision | None
+    phases: ReportedPhases,
+    verdicts: Sequence[tuple[str, GateDecision]],
+    promotion: PromotionDecision | None,
+    released: NamedRelease | None,
 ) -> str:
-    """What a reader must know first: why the run was refused and what it therefore did not reach. Empty for an accepted
-    release."""
+    """What a reader must know first: what was promoted instead of what, or why the run was refused and what it
+    therefore did not reach."""
     refused = [(title, verdict.refusals) for title, verdict in verdicts if not verdict.accepted]
     if promotion is not None and (others := _refusals_beside(promotion, refused)):
         refused.append((PROMOTION, others))
     missing = [*phases.not_reached, *(("the release",) if promotion is None else ())]
     if not refused:
+        if promotion is not None and released is not None:
+            return boxed("".join(map(paragraph, _promoted(promotion, released))), "good")
         ended = phases.phases[-1].name
-        return (
-            paragraph(f"The run ended after {ended}, before the release: nothing was promoted.", "soft")
-            if promotion is None
-            else ""
-        )
+        return paragraph(f"The run ended after {ended}, before the release: nothing was promoted.", "soft")
     words = [paragraph(f"{title}: refused", "bad") + "".join(map(paragraph, reasons)) for title, reasons in refused]
     note = "Nothing was promoted." + (f" Not reached: {', '.join(missing)}." if missing else "")
     return boxed("".join(words) + paragraph(note, "soft"), "bad")
+
+
+def _promoted(promotion: PromotionDecision, released: NamedRelease) -> tuple[str, ...]:
+    replaced = f"replacing version {released.replaced}" if released.replaced else "replacing nothing: it is the first"
+    asked = () if promotion.approval is None else (promotion.approval.sentence,)
+    return (
+        f"Promoted: version {released.version} of {released.model} became champion, {replaced}.",
+        "The alias champion is what chat and serve use. Every gate accepted the model, the engines compute the same "
+        "with it, and it answered as a server.",
+        *asked,
+    )
 
 
 def _refusals_beside(promotion: PromotionDecision, refused: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from infra.step import Artifact, digest_of
+from infra.step import Artifact, Record, digest_of
 
 if TYPE_CHECKING:
     from tasks.data.packing.pack_phase import PackedPhase
@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 
 DIGITS = 12
 """Number of digits of a digest that are shown to a person."""
+
+
+class NamedRelease(Record):
+    """A registered version, and the champion that it replaces when it is promoted."""
+
+    model: str
+    version: str
+    replaced: str
+    """Version; empty where there is no champion before it."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the names."""
+        return digest_of(self.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ blockquote { margin: 6px 0 10px; padding: 6px 12px; border-left: 3px solid var(-
 .fact { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; }
 .fact b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .fact span { color: var(--soft); font-size: 13px; }
 .box { background: var(--card); border: 1px solid var(--line); border-left-width: 5px; border-radius: 10px; padding: 14px 20px;
-       margin-top: 20px; } .box.bad { border-color: var(--bad); color: inherit; } .box p:first-child { font-size: 17px; font-weight: 600; }
+       margin-top: 20px; } .box.bad { border-color: var(--bad); color: inherit; } .box.good { border-color: var(--good); color: inherit; } .box p:first-child { font-size: 17px; font-weight: 600; }
 .box p:last-child { margin: 0; }
 .chips { display: flex; flex-wrap: wrap; gap: 6px; margin: 4px 0 12px; }
 .chip { border: 1px solid var(--line); border-radius: 6px; padding: 1px 8px; font-size: 13px; background: var(--band); }

@@ -3,10 +3,9 @@ answered."""
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infra.step import Artifact
 from tasks.report.dropped_examples import shortened
@@ -17,10 +16,7 @@ from tasks.report.report_progress import experts_table, packed_table, spikes_sec
 from tasks.report.report_solutions import solutions_section
 from tasks.training.watch.effective_time import TIME_FILE, EffectiveTime, effective_time
 
-if TYPE_CHECKING:
-    from configs.schema import Prices
-
-METRICS_FILE, ROLLOUTS_FILE, RANK_LOGS = "metrics.jsonl", "rollouts.jsonl", "logs/rank-*.log"
+METRICS_FILE, ROLLOUTS_FILE = "metrics.jsonl", "rollouts.jsonl"
 REWARD = "reward_mean"
 PAIR_LOSS = "validation_pair_loss"
 REWARD_PARTS = {
@@ -96,26 +92,6 @@ def effective_time_of(checkpoint: Artifact[Any]) -> EffectiveTime | None:
     if TIME_FILE not in checkpoint.manifest.evidence:
         return None
     return effective_time(checkpoint.path(TIME_FILE).read_bytes())
-
-
-def energy_note(phases: ReportedPhases, prices: Prices) -> str:
-    """Rank-hours from submission to the end of each phase, and the energy and the money that CPU ranks are taken to
-    need. Empty where every phase's weights were imported."""
-    seconds = 0.0
-    for phase in (*phases, *phases.reward_models):
-        spent = effective_time_of(phase.checkpoint)
-        if spent is not None:
-            seconds += spent.total * len(fnmatch.filter(phase.checkpoint.manifest.evidence, RANK_LOGS))
-    if not seconds:
-        return ""
-    hours, watts, price = seconds / 3600, prices.rank_watts["cpu"], prices.rank_hour["cpu"]
-    energy, cost = f"{hours * watts / 1000:.3f} kWh", f"{hours * price:.2f} {prices.currency}"
-    return paragraph(
-        f"The phases took {hours:.2f} rank-hours from submission to end. At {watts:g} W a rank that is an estimated "
-        f"{energy}, at {price:g} {prices.currency} an hour {cost}; power and price are assumptions "
-        "(configs/prices/guide.yaml).",
-        "soft",
-    )
 
 
 def _table(phases: ReportedPhases) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import mean, stdev
 
+from infra.step import digest_of
 from tasks.report.report_charts import Line, curves
 from tasks.report.report_inputs import ReportedPhases
 from tasks.report.report_page import Figure, Section, boxed, page, paragraph, table
@@ -16,6 +17,9 @@ from tasks.report.report_training import effective_time_of, median_of, read_metr
 MIN_EARLIER_RUNS = 3
 """Fewer have no spread that a figure without an interval of its own could be compared with."""
 DEVIATIONS = 2.0
+MIN_DEVIATION = 0.01
+"""Least standard deviation of a figure without an interval, as a share of its mean: equal runs have a spread of 0, and
+a machine is never that even."""
 FIGURES = {
     "bits per byte": False,
     "pass@1": True,
@@ -34,6 +38,8 @@ class TrendRun:
     name: str
     figures: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float]]
+    measured: str = ""
+    """Digest over the trainings and evaluations that the figures are from; empty where it is not known."""
 
 
 def trend_run(name: str, phases: ReportedPhases, seconds: float, is_cached: bool) -> TrendRun:
@@ -60,13 +66,28 @@ def trend_run(name: str, phases: ReportedPhases, seconds: float, is_cached: bool
     if not is_cached:
         figures["minutes"] = seconds / 60
     kept = {key: float(value) for key, value in figures.items() if value is not None and math.isfinite(value)}
-    return TrendRun(name, kept, {key: each for key, each in intervals.items() if key in kept})
+    computed = [
+        [artifact.digest, artifact.manifest.attempt]
+        for phase in phases
+        for artifact in (phase.checkpoint, phase.evaluation)
+    ]
+    return TrendRun(name, kept, {key: each for key, each in intervals.items() if key in kept}, digest_of(computed))
+
+
+def without_repeats(runs: Sequence[TrendRun]) -> list[TrendRun]:
+    """The runs without those that took every training and evaluation of the run before them from the store: they
+    measured nothing. Runs in their order."""
+    return [
+        run
+        for number, run in enumerate(runs)
+        if not (number and run.measured and run.measured == runs[number - 1].measured)
+    ]
 
 
 def regressions(runs: Sequence[TrendRun]) -> list[str]:
     """What is worse in the newest run than in those before it; runs in their order. A figure with intervals is worse
     where its interval and that of the run before do not overlap; another where it is more than DEVIATIONS standard
-    deviations worse than the mean of the runs before."""
+    deviations worse than the mean of the runs before; of a deviation, MIN_DEVIATION of the mean is assumed at least."""
     if not runs:
         return []
     newest, earlier, found = runs[-1], runs[:-1], []
@@ -86,7 +107,8 @@ def regressions(runs: Sequence[TrendRun]) -> list[str]:
             continue
         known = [run.figures[name] for run in earlier if name in run.figures]
         if name not in newest.intervals and len(known) >= MIN_EARLIER_RUNS:
-            bound = mean(known) - sign * DEVIATIONS * stdev(known)
+            spread = max(stdev(known), MIN_DEVIATION * abs(mean(known)))
+            bound = mean(known) - sign * DEVIATIONS * spread
             if sign * (value - bound) < 0:
                 found.append(f"{name} {value:.4g} is worse than {bound:.4g}, the bound of {len(known)} runs before it")
     return found
@@ -104,7 +126,8 @@ def trend_page(scale: str, runs: Sequence[TrendRun]) -> str:
     rows = [[row["run"], *(Figure(row[name]) for name in FIGURES)] for row in trend_rows(runs)]
     note = (
         "Brackets: the interval over the items of the evaluation. Minutes are empty where a run took stages from the "
-        "cache. Effective time: productive share of the phases' wall time."
+        "cache. Effective time: productive share of the phases' wall time. Runs differ by code, configuration or data: "
+        "one that took all its trainings and evaluations from the store repeats the run before it and is left out."
     )
     drawn = "".join(
         curves("runs, the oldest first", name, [Line(name, points)])

@@ -14,10 +14,11 @@ from configs.files.atomic_files import replace_durably
 from infra.step import Artifact, Output, Record, step
 from tasks.prepared_data import PreparedData
 from tasks.report.cards import architecture_rows, data_card, model_card
+from tasks.report.report_cost import energy_note
 from tasks.report.report_data import data_section
 from tasks.report.report_evaluation import ending, evaluation_section, figure, named_verdicts, verdict_section
 from tasks.report.report_formats import formats_section
-from tasks.report.report_inputs import DIGITS, ReportedPhases
+from tasks.report.report_inputs import DIGITS, NamedRelease, ReportedPhases
 from tasks.report.report_lineage import (
     contract_section,
     key_section,
@@ -30,7 +31,7 @@ from tasks.report.report_page import Section, page, table
 from tasks.report.report_pairs import pairs_section
 from tasks.report.report_suite import suite_table
 from tasks.report.report_summary import overview_section, summary
-from tasks.report.report_training import energy_note, training_section
+from tasks.report.report_training import training_section
 
 if TYPE_CHECKING:
     from configs.schema import Prices
@@ -65,11 +66,12 @@ def write_report(
     suite_evaluation: Artifact[SuiteEvaluation] | None,
     suite_decision: Artifact[GateDecision] | None,
     promotion: Artifact[PromotionDecision] | None,
+    released: NamedRelease | None,
     recipe: Prices,
     output: Output,
 ) -> Report:
-    """`recipe` has what a rank costs and draws, `decision` is that against the champion. The last eight artifacts are
-    None where the run ended before the release, those of the suite also where the scale has none."""
+    """`recipe` has what a rank costs and draws, `decision` is that against the champion. The last eight artifacts and
+    `released` are None where the run ended before the release, those of the suite also where the scale has none."""
     verdicts = named_verdicts(phases, quantization_decision, contamination_decision, decision, suite_decision)
     promoted = None if promotion is None else promotion.record
     accepted = all(verdict.accepted for _, verdict in verdicts) if promoted is None else promoted.accepted
@@ -95,7 +97,7 @@ def write_report(
         f"checkpoint {last.checkpoint.digest[:DIGITS]} of phase {last.name}, export "
         f"{last.checkpoint.record.export_digest[:DIGITS]}"
     )
-    lead = ending(phases, verdicts, promoted) + summary(data, phases, verdicts)
+    lead = ending(phases, verdicts, promoted, released) + summary(data, phases, verdicts)
     text = page("glm46 report", subtitle, lead, _facts(data, phases, accepted), sections)
     output.path(REPORT_FILE).write_text(text, encoding="utf-8")
     output.path(MODEL_CARD_FILE).write_text(model_card(data, phases.path, verdicts), encoding="utf-8")

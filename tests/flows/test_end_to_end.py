@@ -57,6 +57,8 @@ def test_a_second_run_computes_nothing_and_imports_nothing_heavy(micro):
     again = glm46("run", "micro", "--json", home=home, PYTHONPROFILEIMPORTTIME="1")
     assert again.exit_code == 0, again.stderr
     assert again.computed == []
+    trend = (home / "reports" / "micro-trend.html").read_text()
+    assert "<b>1</b><span>runs</span>" in trend, "a run from the store is no other night"
     assert again.outcome["digest"] == first.outcome["digest"]
     assert again.outcome["version"] == "4"
     assert again.digests == {name: digest for name, digest in first.digests.items() if name in again.digests}
@@ -149,6 +151,8 @@ def test_the_plan_of_a_scale_that_ran_is_what_the_run_measured(micro):
         assert phase["known_by"] == f"run {seen.key[:12]}"
         assert phase["measured_memory"] == seen.memory_bytes > phase["rank_memory"]["weights"]
         assert phase["hours"] * 3600 == pytest.approx(seen.seconds, rel=0.1), "attention is counted over other lengths"
+        assert 0 < phase["mfu"] < 0.9, "a share of the peak"
+        assert 0 < seen.num_positions <= seen.num_tokens
 
 
 def test_an_edited_comment_is_cached_and_an_edited_helper_runs_its_dependents_only(micro, tmp_path):

@@ -46,7 +46,7 @@ def test_the_log_goes_on_where_another_process_ended(tmp_path):
     (tmp_path / "command.json").touch()
     os.utime(tmp_path / "command.json", (0, 0))
     for first, last in ((0, 4), (2, 6)):
-        log = TimeLog(tmp_path, first)
+        log = TimeLog(tmp_path, first, "cpu")
         log.waited(0.25)
         log.paused(0.5)
         log.seen(last)

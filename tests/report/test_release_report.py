@@ -18,11 +18,11 @@ from tasks.evaluation.sample_solutions import SampledSolutions, best_of_k
 from tasks.release.decide_promotion import Approval
 from tasks.report.dropped_examples import dropped_examples
 from tasks.report.report_charts import Line, Span, bars, curves, intervals, strips
+from tasks.report.report_cost import energy_note
 from tasks.report.report_evaluation import DRAWN, evaluation_section
 from tasks.report.report_inputs import ReportedPhases
 from tasks.report.report_lineage import time_section
 from tasks.report.report_page import Section, page, table
-from tasks.report.report_training import energy_note
 from tasks.report.write_report import publish_report
 from tasks.training.watch.effective_time import TIME_FILE, Stretch
 from tests.support.evaluation_fakes import commit
@@ -469,21 +469,45 @@ def test_the_picture_of_times_is_to_scale_and_leaves_out_gaps_between_runs(data)
     assert "60 s in all" in drawn and "1,000,000 s in which none was computed are left out" in drawn
 
 
-def test_energy_and_cost_follow_from_rank_hours(tmp_path, phases):
-    stretch = Stretch(first_step=0, opened_at=10.0, last_step=5, seen_at=1800.0)
-    (tmp_path / TIME_FILE).write_text(json.dumps({"submitted_at": 0.0, "stretches": [asdict(stretch)]}))
-    evidence = dict.fromkeys((TIME_FILE, "logs/rank-0.log", "logs/rank-1.log"))
-    ran = SimpleNamespace(manifest=SimpleNamespace(evidence=evidence), path=tmp_path.joinpath)
+def test_energy_and_cost_follow_from_rank_hours_and_the_device_of_each_phase(tmp_path, phases):
+    def ran(device: str, *logs: str):
+        folder = tmp_path / device
+        folder.mkdir()
+        stretch = Stretch(first_step=0, opened_at=10.0, last_step=5, seen_at=1800.0)
+        values = {"submitted_at": 0.0, "stretches": [asdict(stretch)], "device": device}
+        (folder / TIME_FILE).write_text(json.dumps(values))
+        manifest = SimpleNamespace(evidence=dict.fromkeys((TIME_FILE, *logs)))
+        return SimpleNamespace(manifest=manifest, path=folder.joinpath)
+
     imported = SimpleNamespace(manifest=SimpleNamespace(evidence={}))
-    prices = load_prices("guide").model_copy(update={"rank_watts": {"cpu": 100.0}, "rank_hour": {"cpu": 2.0}})
+    prices = load_prices("guide").model_copy(
+        update={"rank_watts": {"cpu": 100.0, "h100": 1000.0}, "rank_hour": {"cpu": 2.0, "h100": 3.0}}
+    )
 
     def note(*checkpoints):
         reported = tuple(replace(phases.phases[0], checkpoint=each) for each in checkpoints)
         return energy_note(ReportedPhases(reported), prices)
 
-    said = note(imported, ran)
-    assert "1.00 rank-hours" in said and "0.100 kWh" in said and "2.00 USD" in said
+    on_cpu = ran("cpu", "logs/rank-0.log", "logs/rank-1.log")
+    said = note(imported, on_cpu)
+    assert "1.00 rank-hours on cpu" in said and "0.100 kWh" in said and "2.00 USD" in said
+    said = note(on_cpu, ran("NVIDIA H100 80GB HBM3", "logs/rank-0.log"))
+    assert "1.00 rank-hours on cpu" in said and "0.50 rank-hours on NVIDIA H100 80GB HBM3" in said
+    assert "0.500 kWh" in said and "1.50 USD" in said and "assumptions for h100" in said
+    unpriced = note(ran("NVIDIA A10", "logs/rank-0.log"))
+    assert "0.50 rank-hours on NVIDIA A10" in unpriced and "not known" in unpriced and "USD" not in unpriced
     assert note(imported) == ""
+
+
+def test_an_accepted_run_says_first_what_became_champion_instead_of_what(store, data):
+    first = ReportedPhases(reported_phases(store, ("pretrain_general", "mid_reasoning")).phases[:1])
+
+    def opening(replaced: str) -> str:
+        text = write_toy_report(store, data, first, replaced=replaced).path("report.html").read_text()
+        return text.split('<div class="facts">')[0]
+
+    assert "Promoted: version 7 of glm46-toy became champion, replacing version 3." in opening("3")
+    assert "became champion, replacing nothing: it is the first." in opening("")
 
 
 def test_texts_are_escaped_and_empty_sections_left_out():

@@ -6,7 +6,7 @@ import pytest
 
 from flows.show.show_trend import PREFIX, _as_metrics, read_trend
 from infra.registry.experiment_tracking import ensure_run, log_new_figures, runs_with_metrics
-from tasks.report.trend_page import TrendRun, regressions, trend_page, trend_rows
+from tasks.report.trend_page import TrendRun, regressions, trend_page, trend_rows, without_repeats
 
 
 def night(name: str, pass_at_1: float, minutes: float | None = None, width: float = 0.05) -> TrendRun:
@@ -28,6 +28,32 @@ def test_a_figure_without_an_interval_is_compared_with_the_spread_of_at_least_th
     assert worse == "minutes 66.1 is worse than 66, the bound of 3 runs before it"
     assert regressions([*before[:2], night("thu", 0.8, 90)]) == []
     assert regressions([*before, night("thu", 0.8)]) == [], "a cached run has no minutes"
+
+
+def test_equal_runs_have_a_spread_all_the_same():
+    def speed(value: float) -> TrendRun:
+        return TrendRun("night", {"tokens per second": value}, {})
+
+    equal = [speed(5130)] * 3
+    assert regressions([*equal, speed(5129)]) == [] == regressions([*equal, speed(5028)])
+    (worse,) = regressions([*equal, speed(5000)])
+    assert worse == "tokens per second 5000 is worse than 5027, the bound of 3 runs before it"
+
+
+def test_a_run_from_the_store_is_no_other_night():
+    def measured(name: str, digest: str) -> TrendRun:
+        return TrendRun(name, {"minutes": 60.0}, {}, digest)
+
+    runs = [
+        measured("mon", "a"),
+        measured("tue", "a"),
+        measured("wed", "b"),
+        measured("thu", "b"),
+        measured("fri", "a"),
+    ]
+    assert [run.name for run in without_repeats(runs)] == ["mon", "wed", "fri"]
+    unknown = [measured("mon", ""), measured("tue", "")]
+    assert without_repeats(unknown) == unknown, "runs of earlier versions do not say what they measured"
 
 
 def test_the_page_shows_the_newest_first_and_what_is_worse():

@@ -19,7 +19,7 @@ from tasks.release.decide_contamination import decide_contamination
 from tasks.release.decide_promotion import Approval, PromotionDecision
 from tasks.release.decide_quantization import Calibrations, QuantizedEvaluations, decide_quantization
 from tasks.release.evaluate_gguf import evaluate_gguf
-from tasks.report.report_inputs import ReportedPhase, ReportedPhases
+from tasks.report.report_inputs import NamedRelease, ReportedPhase, ReportedPhases
 from tasks.report.write_report import Report, write_report
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tests.support.evaluation_fakes import EVALUATION_RESOURCES, RECIPE, commit, evaluation_suite, toy_checkpoint_step
@@ -189,7 +189,7 @@ def reported_phases(store: Store, names: tuple[str, ...], not_reached: tuple[str
 
 
 def write_toy_report(
-    store: Store, data: PreparedData, phases: ReportedPhases, approval: Approval | None = None
+    store: Store, data: PreparedData, phases: ReportedPhases, approval: Approval | None = None, replaced: str = "3"
 ) -> Artifact[Report]:
     """Of a run that was released; a person may have answered."""
     last = phases.last
@@ -232,6 +232,7 @@ def write_toy_report(
         suite_evaluation=None,
         suite_decision=None,
         promotion=promotion,
+        released=NamedRelease(model="glm46-toy", version="7", replaced=replaced),
         recipe=load_prices("guide"),
     )
 
@@ -251,5 +252,6 @@ def write_unreleased_report(store: Store, data: PreparedData, phases: ReportedPh
         suite_evaluation=None,
         suite_decision=None,
         promotion=None,
+        released=None,
         recipe=load_prices("guide"),
     )

@@ -517,16 +517,21 @@ def test_the_plan_says_what_changes_in_which_phase():
 
 def test_a_measurement_tells_hours_and_memory_of_its_kind_of_phase_and_of_no_other():
     tiny = load_scale("tiny")
-    own = MeasuredPhase("a" * 64, recipe_of(tiny).model_dump(mode="json"), 1, 1000, 2.0, 256, 10**9, committed_at=1.0)
+    own = MeasuredPhase(
+        "a" * 64, recipe_of(tiny).model_dump(mode="json"), 1, 1000, 2.0, 250, 256, 10**9, committed_at=1.0
+    )
     code = recipe_of(tiny, 1).model_dump(mode="json")
-    newer = MeasuredPhase("b" * 64, code, 1, 1000, 4.0, 256, 2 * 10**9, committed_at=2.0)
+    newer = MeasuredPhase("b" * 64, code, 1, 1000, 4.0, 500, 256, 2 * 10**9, committed_at=2.0)
     first, second, longer, *_, policy = plan_training(tiny, measured=[own, newer]).phases
     assert (first.known_by, first.measured_memory) == (f"run {'a' * 12}", 10**9), "of the phase itself, though older"
     assert first.hours * 3600 == pytest.approx(2.0 * first.num_tokens / 1000)
     assert second.hours * 3600 == pytest.approx(4.0 * second.num_tokens / 1000)
     assert plan_training(tiny, measured=[own]).phases[1].known_by == first.known_by, "of the same kind"
+    full = plan_training(tiny, measured=[dataclasses.replace(own, num_positions=1000)]).phases[0]
+    assert full.mfu == pytest.approx(4 * first.mfu), "padding is no work"
+    assert full.hours == first.hours, "but takes its time"
     for other in (longer, policy):
-        assert (other.known_by, other.measured_memory, other.mfu) == ("assumed", 0, 0.4)
+        assert (other.known_by, other.measured_memory, other.mfu) == ("assumed", 0, 0.12)
     two_ranks = dataclasses.replace(own, num_ranks=2)
     assert plan_training(tiny, measured=[two_ranks]).phases[0].known_by == "assumed"
     assert {phase.known_by for phase in plan_training(FULL, measured=[own]).phases if not phase.impossible} == {

@@ -27,6 +27,8 @@ class MeasuredPhase:
     num_tokens: int
     seconds: float
     """Steps with the sampling of answers, measurements and saves: without start, waiting and what was lost."""
+    num_positions: int
+    """Positions that held a document's token; the budget of a policy phase counts the padding of its answers too."""
     attended_tokens: float
     memory_bytes: int
     """The most that rank 0 held: of an accelerator, else resident, with libraries and the file cache that it maps."""
@@ -55,7 +57,17 @@ def kind_of(recipe: dict[str, Any]) -> list[Any]:
     ]
 
 
+def seconds_per_flop(measured: MeasuredPhase, recipe: TrainingRecipe) -> float:
+    """Of all ranks: the seconds that were measured, over what the budget would take if no position were padding. The
+    plan counts the budget too, so its hours have the padding's share of that run; the recipe is of the same kind."""
+    return measured.seconds / (_flops(measured, recipe) * measured.num_tokens)
+
+
 def flops_per_second(measured: MeasuredPhase, recipe: TrainingRecipe) -> float:
-    """Of all ranks, over the seconds that were measured; the recipe is of the same kind."""
-    flops = phase_flops_per_token(recipe, measured.attended_tokens, recipe.adapter.kind != "none")
-    return flops * measured.num_tokens / measured.seconds
+    """Of all ranks, over the seconds that were measured, at the positions that held a token; the recipe is of the same
+    kind."""
+    return _flops(measured, recipe) * measured.num_positions / measured.seconds
+
+
+def _flops(measured: MeasuredPhase, recipe: TrainingRecipe) -> float:
+    return phase_flops_per_token(recipe, measured.attended_tokens, recipe.adapter.kind != "none")

@@ -13,7 +13,7 @@ from tasks.data.sources.remote_sources import dataset_and_file
 from tasks.training.plan.choose_setting import choose_setting
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import H100, Machine
-from tasks.training.plan.measured import KEY_DIGITS, MeasuredPhase, flops_per_second, nearest
+from tasks.training.plan.measured import KEY_DIGITS, MeasuredPhase, flops_per_second, nearest, seconds_per_flop
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.phase_needs import phase_needs, scale_cost, smallest_world
 from tasks.training.plan.pipeline_stages import describe_stages
@@ -29,8 +29,9 @@ from tasks.training.schedule.schedules import learning_rate_at, trains_mtp
 if TYPE_CHECKING:
     from configs.schema import PackingRecipe, PhaseSection, Prices, Scale, TrainingRecipe, TrainingResources
 
-CPU_MFU = 0.4
-"""Share of a CPU's peak, assumed where no run measured it. That of an accelerator is derived
+CPU_MFU = 0.12
+"""Share of the stated peak of a CPU, assumed where no run measured it: the configurations state that of two of the
+fastest x86 cores. That of an accelerator is derived
 (tasks/training/plan/step_time.py)."""
 
 
@@ -104,9 +105,10 @@ def _plan_phase(
     known = nearest(measured, recipe, resources) if resources.launcher == "local" else None
     peak = resources.num_ranks * resources.peak_flops_per_second
     mfu = CPU_MFU if step is None else step.mfu
+    seconds_per = 1 / (peak * mfu) if known is None else seconds_per_flop(known, recipe)
     mfu = mfu if known is None else flops_per_second(known, recipe) / peak
     flops = phase_flops_per_token(recipe, attended, frozen) * recipe.num_tokens
-    hours = flops / (peak * mfu) / 3600
+    hours = flops * seconds_per / 3600
     needs = phase_needs(recipe, resources, step, hours, prices, machine)
     if searches:
         needs = needs.model_copy(update={"smallest_world": smallest_world(recipe, resources)})

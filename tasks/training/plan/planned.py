@@ -126,7 +126,8 @@ class PlannedPhase(BaseModel):
     mfu: float
     """Share of the ranks' peak: measured, else derived for accelerators and assumed for CPUs."""
     hours: float
-    """At that share. Where it was measured, with the sampling of answers, measurements and saves; else without."""
+    """At that share of the peak, or as long as a run measured for such tokens: with the sampling of answers and their
+    padding, measurements and saves."""
     tokens_per_second: float
     """Of all ranks together, over these hours."""
     known_by: str
@@ -191,8 +192,8 @@ class Plan(BaseModel):
             "",
             *table([_MEMORY_TITLES, *(_memory_row(phase) for phase in self.phases)]),
             "",
-            "  hours at the share `of peak`: measured by a run on this kind of machine, with sampling, measurements "
-            "and saves; else without them,",
+            "  hours: measured by a run on this kind of machine, with sampling, padding, measurements and saves; else "
+            "at the share `of peak`,",
             f"  derived for {self.machine} or assumed for CPUs ({self.cpu_mfu:.0%}; docs/scale.md); attention sees "
             "`attends` tokens: a row, or",
             "  assumed_document_tokens where rows hold whole documents; memory of the fullest rank, its experts evenly "

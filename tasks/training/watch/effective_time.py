@@ -15,6 +15,7 @@ from pathlib import Path
 from configs.files.atomic_files import replacing
 
 TIME_FILE = "time.json"
+DEVICE = "device"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class EffectiveTime:
 class TimeLog:
     """Begins a stretch; `seen` writes how far it is."""
 
-    def __init__(self, work_dir: Path, step: int) -> None:
+    def __init__(self, work_dir: Path, step: int, device: str) -> None:
+        """`device` names what each rank computes on: prices and power of a rank go by it."""
         self._path = work_dir / TIME_FILE
         submitted = work_dir / "command.json"
         opened_at = time.time()
@@ -67,6 +69,7 @@ class TimeLog:
                 "submitted_at": submitted.stat().st_mtime if submitted.exists() else opened_at,
                 "stretches": [],
             }
+        self._before[DEVICE] = device
         self._stretch = Stretch(step, opened_at, step, opened_at)
 
     def waited(self, seconds: float) -> None:
@@ -81,6 +84,12 @@ class TimeLog:
         values = {**self._before, "stretches": [*self._before["stretches"], asdict(self._stretch)]}
         with replacing(self._path) as temporary:
             temporary.write_text(json.dumps(values))
+
+
+def device_of(data: bytes) -> str:
+    """What each rank computed on, of the content of time.json: cpu, or the accelerator's name; empty where the phase
+    was trained by a version that did not write it."""
+    return json.loads(data).get(DEVICE, "")
 
 
 def effective_time(data: bytes) -> EffectiveTime | None:

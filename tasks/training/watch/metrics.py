@@ -26,6 +26,11 @@ class StepLog:
             file.writelines(json.dumps(values, allow_nan=False) + "\n" for values in lines)
 
 
+def device_name(device: str) -> str:
+    """What a rank computes on: cpu, or what the driver calls its accelerator."""
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
+
+
 def peak_memory_bytes() -> int:
     """The most memory this process has held: the accelerator's where there is one, else resident memory."""
     if torch.cuda.is_available():

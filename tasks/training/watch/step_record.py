@@ -15,7 +15,7 @@ from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE, TrainingJob
 from tasks.training.state.measurements import Measurement
 from tasks.training.state.position import Position
 from tasks.training.watch.effective_time import TimeLog
-from tasks.training.watch.metrics import StepLog, peak_memory_bytes
+from tasks.training.watch.metrics import StepLog, device_name, peak_memory_bytes
 from tasks.training.watch.trackers import open_trackers
 
 
@@ -30,7 +30,7 @@ class StepRecord:
         self._progress = ProgressFile(work_dir)
         self._trackers = open_trackers(job, position.step)
         self._interval = _Interval()
-        self._time = TimeLog(work_dir, position.step)
+        self._time = TimeLog(work_dir, position.step, device_name(job.resources.device))
         self._step = position.step
 
     def _show_progress(self, position: Position, message: str, figure: float | None = None) -> None:
@@ -103,6 +103,7 @@ class StepRecord:
             "mfu": flops / seconds / job.resources.num_ranks / job.resources.peak_flops_per_second,
             "memory_bytes": peak_memory_bytes(),
             "attended_tokens": attended_tokens,
+            "filled_positions": interval.num_positions,
             "skipped_steps": interval.num_skipped,
             "rollbacks": len(position.skipped),
             **data.metrics,
