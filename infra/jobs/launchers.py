@@ -43,8 +43,8 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 CPU_ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Compiling graphs costs seconds per shape and gains nothing on a CPU. Threads that spin while they wait for each other
 make a step 3 to 5 times slower as soon as anything else runs on the machine (measured, 2 cores)."""
-CUDA_ENVIRONMENT = {"DS_ACCELERATOR": "cuda", "TORCHDYNAMO_DISABLE": "0"}
-"""Said, because ranks of this machine inherit what the flow's process was given."""
+CUDA_ENVIRONMENT = {"DS_ACCELERATOR": "cuda", "TORCHDYNAMO_DISABLE": "0", "OMP_WAIT_POLICY": ""}
+"""Said, because ranks of this machine inherit what the flow's process was given. Empty: its value is not inherited."""
 
 
 @dataclass(frozen=True)

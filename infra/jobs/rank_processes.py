@@ -27,6 +27,7 @@ class Command:
     num_ranks: int
     num_nodes: int
     environment: dict[str, str]
+    """Added to what a rank inherits; a variable with an empty value is taken from it."""
     code: str = ""
     """Digest of the code that the submitting machine would run; nodes with other code refuse. Empty on one machine."""
     name: str = ""
@@ -70,9 +71,10 @@ def start_ranks(command: Command, start: Start, work_dir: Path, node: int) -> li
 
 
 def _start_rank(command: Command, start: Start, work_dir: Path, first: int, rank: int) -> subprocess.Popen[bytes]:
+    inherited = {name: value for name, value in os.environ.items() if name not in command.environment}
     environment = {
-        **os.environ,
-        **command.environment,
+        **inherited,
+        **{name: value for name, value in command.environment.items() if value},
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - first),
         "WORLD_SIZE": str(command.num_ranks),

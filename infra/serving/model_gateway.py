@@ -14,7 +14,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from aiohttp import ClientSession, ClientTimeout, StreamReader, TCPConnector, web
+from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, TCPConnector, web
 
 from infra.serving.required_call import RequiredCall, required_call
 
@@ -40,14 +40,15 @@ KEY = web.AppKey("key", str)
 CLIENT_KEY = web.AppKey("client_key", str)
 ADDRESSES = web.AppKey("addresses", frozenset)
 SESSION = web.AppKey("session", ClientSession)
+BEGUN = web.RequestKey("begun", bool)
+"""Whether the first bytes of an answer were sent."""
 
 
 def gateway(upstream: str, key: str, host: str, port: int, client_key: str) -> web.Application:
     """The application that listens at host:port; `upstream` is the URL of llama.cpp's server, without a trailing slash,
     and `key` its key. Clients must send `client_key`; empty: they need none, and are programs of this machine."""
-    app = web.Application(
-        client_max_size=MAX_REQUEST_BYTES, middlewares=[_require_key if client_key else _refuse_other_sites]
-    )
+    allowing = _require_key if client_key else _refuse_other_sites
+    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[allowing, _report_dead_upstream])
     app[UPSTREAM], app[KEY], app[CLIENT_KEY] = upstream, key, client_key
     app[ADDRESSES] = frozenset(f"{name}:{port}" for name in {host, "127.0.0.1", "localhost"})
     app.cleanup_ctx.append(_session)
@@ -67,7 +68,9 @@ async def _session(app: web.Application) -> AsyncIterator[None]:
 @web.middleware
 async def _require_key(request: web.Request, handler: Any) -> web.StreamResponse:
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if request.path != HEALTH and not hmac.compare_digest(given.encode(), request.app[CLIENT_KEY].encode()):
+    # aiohttp hands on bytes that are not UTF-8 as lone surrogates; encoded so they are the bytes that were sent.
+    sent = given.encode(errors="surrogateescape")
+    if request.path != HEALTH and not hmac.compare_digest(sent, request.app[CLIENT_KEY].encode()):
         return _refusal(401, "the key is missing or wrong: send it as the header Authorization: Bearer KEY")
     return await handler(request)
 
@@ -86,10 +89,20 @@ async def _refuse_other_sites(request: web.Request, handler: Any) -> web.StreamR
     return await handler(request)
 
 
-def _refusal(status: int, message: str) -> web.Response:
-    return web.json_response(
-        {"error": {"code": status, "message": message, "type": "invalid_request_error"}}, status=status
-    )
+@web.middleware
+async def _report_dead_upstream(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Status 502 where llama.cpp's server is gone. An answer that has begun has its status: its connection breaks."""
+    try:
+        return await handler(request)
+    except ClientError as error:
+        if request.get(BEGUN, False):
+            raise
+        message = f"the model's server does not answer ({type(error).__name__}): look at its log, and start it again"
+        return _refusal(502, message, "server_error")
+
+
+def _refusal(status: int, message: str, kind: str = "invalid_request_error") -> web.Response:
+    return web.json_response({"error": {"code": status, "message": message, "type": kind}}, status=status)
 
 
 async def _pass_on(request: web.Request) -> web.StreamResponse:
@@ -156,6 +169,7 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _send(request: web.Request, response: web.StreamResponse, parts: AsyncIterator[bytes]) -> web.StreamResponse:
+    request[BEGUN] = True
     await response.prepare(request)
     async for part in parts:
         await response.write(part)

@@ -16,7 +16,16 @@ import psutil
 import pytest
 
 from infra.jobs.build_ops import op_environment
-from infra.jobs.launchers import CPU_ENVIRONMENT, Job, JobFailedError, JobHandle, JobLostError, JobStatus, LocalLauncher
+from infra.jobs.launchers import (
+    CPU_ENVIRONMENT,
+    CUDA_ENVIRONMENT,
+    Job,
+    JobFailedError,
+    JobHandle,
+    JobLostError,
+    JobStatus,
+    LocalLauncher,
+)
 from infra.jobs.supervisor import read_job_file
 from tests.conftest import ROOT
 
@@ -152,7 +161,8 @@ def test_settings_of_cpus_never_reach_the_ranks_of_a_job_on_gpus(launcher, tmp_p
     launcher.submit(on_gpu)
     pid = wait_for(lambda: starts(tmp_path))[0][0]
     of_rank = dict(pair.split("=", 1) for pair in Path(f"/proc/{pid}/environ").read_text().split("\0") if pair)
-    assert (of_rank["DS_ACCELERATOR"], of_rank["TORCHDYNAMO_DISABLE"]) == ("cuda", "0")
+    assert {name: of_rank.get(name, "") for name in CPU_ENVIRONMENT} == CUDA_ENVIRONMENT
+    assert "OMP_WAIT_POLICY" not in of_rank, "libgomp knows no empty policy"
     assert (on_cpu.gpus_per_node, replace(on_gpu, num_ranks=16, num_nodes=2).gpus_per_node) == (0, 8)
 
 

@@ -61,7 +61,8 @@ class VocabularyParallelHead(LanguageHead):
 
 class _SoftmaxOverRanks:
     """Softmax over logits whose columns are this rank's slice of the vocabulary: a chunk's maximum, sum and target
-    logit are reduced over the ranks, two numbers per position and one more."""
+    logit are reduced over the ranks. These are three numbers per position: the maximum first, and then the sum and
+    the target logit together."""
 
     def __init__(self, logits_CV: Tensor, targets_C: Tensor, axis: Axis) -> None:
         """Puts the exponentials where the logits are."""
@@ -79,9 +80,8 @@ class _SoftmaxOverRanks:
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
-    """model/architecture/losses.py's fused loss on a slice of the vocabulary: a chunk's maximum, sum and target logit
-    are reduced over the ranks, three numbers per position. The gradient of the hidden states is this rank's partial
-    one."""
+    """model/architecture/losses.py's fused loss on a slice of the vocabulary, by _SoftmaxOverRanks. The gradient of the
+    hidden states is this rank's partial one."""
 
     @staticmethod
     def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, factors_T: Tensor, axis: Axis) -> Tensor:

@@ -1,0 +1,96 @@
+"""What the gateway answers where a key is no text, and where the model's server is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import ClientError, ClientSession, web
+
+from infra.child_process import free_port
+from infra.serving.model_gateway import gateway
+
+KEY = "schlüssel"
+
+
+async def started(application: web.Application) -> tuple[web.AppRunner, int]:
+    runner, port = web.AppRunner(application), free_port()
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return runner, port
+
+
+def asked(upstream: web.Application | None, header: bytes, path: str = "/v1/models") -> tuple[int, bytes]:
+    """Status and body of one request with this Authorization header, byte for byte."""
+
+    async def ask() -> tuple[int, bytes]:
+        other, port = await started(web.Application() if upstream is None else upstream)
+        if upstream is None:
+            await other.cleanup()
+        runner, own = await started(gateway(f"http://127.0.0.1:{port}", "own", "127.0.0.1", 0, KEY))
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", own)
+            head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: ".encode()
+            writer.write(head + header + b"\r\n\r\n")
+            await writer.drain()
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+            return int(head.split()[1]), body
+        finally:
+            await runner.cleanup()
+            await other.cleanup()
+
+    return asyncio.run(ask())
+
+
+def serving() -> web.Application:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.json_response({"data": []})
+
+    application = web.Application()
+    application.router.add_get("/v1/models", answer)
+    return application
+
+
+@pytest.mark.parametrize("key", [b"\xff\xfe", "schlüssel".encode("latin-1"), b"", b"schl"])
+def test_a_key_that_is_no_text_is_a_wrong_one(key):
+    assert asked(serving(), b"Bearer " + KEY.encode())[0] == 200
+    status, body = asked(serving(), b"Bearer " + key)
+    assert status == 401 and json.loads(body)["error"]["message"].startswith("the key is missing or wrong")
+
+
+def test_a_dead_server_is_reported_as_json_with_status_502():
+    status, body = asked(None, b"Bearer " + KEY.encode())
+    error = json.loads(body)["error"]
+    assert (status, error["code"], error["type"]) == (502, 502, "server_error")
+    assert error["message"].startswith("the model's server does not answer (ClientConnectorError)")
+
+
+def test_a_server_that_dies_in_its_answer_breaks_the_connection():
+    """A client must not take half an answer for a whole one."""
+
+    async def half(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"begun")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async def ask() -> bytes:
+        application = web.Application()
+        application.router.add_get("/v1/models", half)
+        other, port = await started(application)
+        runner, own = await started(gateway(f"http://127.0.0.1:{port}", "own", "127.0.0.1", 0, KEY))
+        try:
+            headers = {"Authorization": f"Bearer {KEY}"}
+            url = f"http://127.0.0.1:{own}/v1/models"
+            async with ClientSession() as session, session.get(url, headers=headers) as got:
+                return await got.read()
+        finally:
+            await runner.cleanup()
+            await other.cleanup()
+
+    with pytest.raises(ClientError):
+        asyncio.run(ask())
