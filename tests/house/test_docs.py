@@ -35,6 +35,7 @@ def test_every_command_file_and_scale_that_a_page_names_exists(path):
             assert second in below_lineage
     for scale in re.findall(r"glm46 (?:run|plan) ([a-z0-9_/]+)(?![a-z0-9_/.])", text):
         assert scale in scale_names(), scale
+    text = re.sub(r"^```.+?^```", "", text, flags=re.M | re.S)  # what such blocks make is the matter of their own tests
     for target in re.findall(r"\]\(([^)]+)\)", text):
         assert (path.parent / target).is_file(), target
     for name in re.findall(r"(?<![\w/.])(?:configs|tasks|model|tests|flows|infra)/[\w/]+\.(?:py|yaml)", text):
@@ -54,6 +55,25 @@ def test_commands_of_pages_that_only_compute_run(tmp_path, monkeypatch):
     for line in lines:
         done = CliRunner().invoke(app, shlex.split(line))
         assert done.exit_code == 0, (line, done.output)
+
+
+def test_costs_of_the_learning_path_are_the_plans():
+    from docs.draw_learning_path import PAGE, drawn
+
+    assert PAGE.read_text() == drawn(), "run python -m docs.draw_learning_path"
+
+
+def test_the_readme_names_every_page():
+    named = re.findall(r"\]\(docs/([\w-]+\.md)\)", (ROOT / "README.md").read_text(encoding="utf-8").split("Pages:")[1])
+    assert sorted(named) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_issue_templates_name_pages_and_commands_that_exist():
+    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.md"):
+        header, _, body = path.read_text(encoding="utf-8").removeprefix("---\n").partition("\n---\n")
+        assert [line.split(":")[0] for line in header.splitlines()] == ["name", "about", "labels"]
+        assert all((ROOT / name).is_file() for name in re.findall(r"docs/[\w-]+\.md", body))
+    assert len(list((ROOT / ".github" / "ISSUE_TEMPLATE").iterdir())) == 2
 
 
 def test_pictures_are_what_draw_docs_would_draw():
