@@ -13,7 +13,7 @@ LLAMACPP_OVERHEAD_GB = 0.1
 """The server of `tiny` took 141 MB with 41 MB of weights. Logits of a batch of 512 tokens come on top."""
 LLAMACPP_BATCH = 512
 VLLM_OVERHEAD_GB = 2.5
-"""Of its three processes."""
+"""Of its three processes. Assumed."""
 ONE = Layout(1, 1, 1, 1)
 
 
