@@ -96,21 +96,29 @@ class SlurmCluster:
         """Slurm's commands find nobody meanwhile."""
         path = self.root / "slurmctld.pid"
         os.kill(int(path.read_text()), signal.SIGKILL)
-        yield
-        subprocess.run(["slurmctld", "-f", str(self.root / "slurm.conf")], check=True)
-        wait_until(lambda: _shown("sinfo", "--noheader"))
+        try:
+            yield
+        finally:
+            subprocess.run(["slurmctld", "-f", str(self.root / "slurm.conf")], check=True)
+            wait_until(lambda: _shown("sinfo", "--noheader"))
 
     def _processes_of(self, name: str) -> list[int]:
-        """slurmstepd of the node and the ranks below it."""
+        """What runs on a node: the daemons of its steps, which are to report nothing, then what they started."""
         import psutil
 
-        steps = [
-            process
-            for process in psutil.process_iter(["name", "environ", "cmdline"])
-            if (process.info["environ"] or {}).get("SLURMD_NODENAME") == name
-            or (process.info["name"] == "slurmstepd" and name in " ".join(process.info["cmdline"] or []))
-        ]
-        return [process.pid for process in steps]
+        started, daemons = [], set()
+        for process in psutil.process_iter(["environ", "ppid"]):
+            own = process.info["environ"] or {}
+            is_here = own.get("SLURM_CONF") == str(self.root / "slurm.conf")  # another cluster has nodes of these names
+            if is_here and own.get("SLURMD_NODENAME") == name:
+                started.append(process.pid)
+                daemons.add(process.info["ppid"])
+        return [*(pid for pid in daemons if is_step_daemon(pid)), *started]
+
+
+def is_step_daemon(pid: int) -> bool:
+    path = Path(f"/proc/{pid}/comm")
+    return path.exists() and path.read_text().strip() == "slurmstepd"
 
 
 def missing_programs() -> str:
