@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from configs.schema import CALIBRATED_FORMATS, CALIBRATED_GGUF_TYPES, QuantizationRecipe
 from flows.running.branches import Branches
 from flows.running.run import AssessedModel, QuantizedModel, Run
 from flows.running.run_step import run_step
+from infra.registry.format_versions import ensure_format_version
+from infra.registry.model_registry import FIGURES_TAG
 from infra.step import Artifact
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.prepared_data import PreparedData
@@ -19,6 +22,9 @@ from tasks.release.evaluate_quantized import AnsweredSuite, evaluate_quantized
 from tasks.release.measure_importance import ImportanceMatrix, measure_importance
 from tasks.release.quantize_checkpoint import quantize_checkpoint
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 
 def quantize_model(
@@ -145,3 +151,31 @@ def calibration_texts(run: Run, prepared: PreparedData) -> dict[str, Any]:
         recipe=recipe,
     )
     return {"packed": packed, "shards": prepared.shards, "chats": chats}
+
+
+def register_formats(
+    client: MlflowClient, made_of: str, quantized: Mapping[str, QuantizedModel], run_id: str, root: Path
+) -> str:
+    """Each quantized checkpoint as a version of a registered model of its own, with what it lost. `made_of` is
+    MODEL/VERSION, `root` the artifacts of MLflow's server on this machine."""
+    done = [
+        f"{name} {ensure_format_version(client, made_of, model.checkpoint, run_id, root, _figure_tags(model))}"
+        for name, model in quantized.items()
+    ]
+    return ", ".join(done) or "none"
+
+
+def _figure_tags(quantized: QuantizedModel) -> dict[str, str]:
+    """What was measured of a format, for people; programs read the record that the key names."""
+    record = quantized.evaluation.record
+    changes = record.figures | {f"benchmark_{name}": each.change for name, each in record.benchmarks.items()}
+    measured: dict[str, float | None] = {
+        "num_bytes": record.num_bytes,
+        "bits_per_byte": record.bits_per_byte,
+        "original_bits_per_byte": record.original_bits_per_byte,
+        "routing_agreement": record.routing_agreement,
+        **{figure: change.value for figure, change in changes.items()},
+        **{f"{figure}_change": change.change for figure, change in changes.items()},
+    }
+    tags = {f"glm46.{figure}": str(value) for figure, value in measured.items() if value is not None}
+    return {**tags, f"{FIGURES_TAG}{record.quantized_format}": quantized.evaluation.key}

@@ -11,7 +11,14 @@ from prefect import flow
 from flows.ask_approval import find_approval
 from flows.assess_checkpoint import evaluate
 from flows.assess_suite import answer_suite, format_margins, judge_suite, suite_figures
-from flows.quantize_model import calibration_texts, calibrations_of, quantize_model, releases_on_nodes, write_gguf_files
+from flows.quantize_model import (
+    calibration_texts,
+    calibrations_of,
+    quantize_model,
+    register_formats,
+    releases_on_nodes,
+    write_gguf_files,
+)
 from flows.running.branches import Branches
 from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
@@ -61,7 +68,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     reasons."""
     checkpoint = assessed.checkpoint
     recipe, job = run.scale.release.recipe, run.scale.release.resources
-    client, name = connect(run.mlflow), model_name(run.scale.scale)
+    client, name, root = connect(run.mlflow), model_name(run.scale.scale), artifact_root(run.home)
 
     figures = (*FIGURES, *suite_figures(run.scale))
     answered = answer_suite(run, checkpoint)
@@ -114,8 +121,13 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     version, _ = run_effect(
         run,
         "register release",
-        lambda: ensure_registered(client, name, checkpoint, "hf", assessed.run_id, artifact_root(run.home), tags, ""),
+        lambda: ensure_registered(client, name, checkpoint, "hf", assessed.run_id, root, tags, ""),
         describe=lambda result: f"version {result[0]} {result[1]}",
+    )
+    run_effect(
+        run,
+        "register formats",
+        lambda: register_formats(client, f"{name}/{version}", formats.quantized, assessed.run_id, root),
     )
     anchored = decision.record.anchored + (() if suite is None else suite.decision.record.anchored)
     anchored = () if rivals.is_champion(checkpoint) else anchored

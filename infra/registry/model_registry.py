@@ -179,13 +179,7 @@ def ensure_registered(
     if existing is not None:
         return existing.version, ensure_tags(client, model, existing, wanted)
     package = package_files(is_chat_trained=is_chat_trained)
-    if isinstance(artifact.reader, S3Store):
-        prefix = f"objects/{artifact.manifest.object_key}/{artifact.manifest.attempt}/{directory}"
-        for name, content in package.items():
-            artifact.reader.write_beside(f"{prefix}/{name}", content)
-        source = f"{artifact.reader.uri}/{prefix}"
-    else:
-        source = _link_below_run(client, artifact, directory, package, run_id, artifact_root)
+    source = source_of_files(client, artifact, directory, package, run_id, artifact_root, MODEL_DIR)
     version = client.create_model_version(model, source, run_id, tags=wanted, description=description)
     return str(version.version), "done"
 
@@ -213,23 +207,29 @@ def find_version(client: MlflowClient, model: str, digest: str) -> RegisteredVer
     return versions[0] if versions else None
 
 
-def _link_below_run(
+def source_of_files(
     client: MlflowClient,
     artifact: Artifact[Any],
     directory: str,
     package: Mapping[str, bytes],
     run_id: str,
     artifact_root: Path,
+    place: str,
 ) -> str:
-    """Hard-link an artifact's directory below a run's artifacts, write the package beside it, and return the URI under
-    which MLflow serves both."""
+    """The URI of an artifact's directory with the package beside its files: in S3 the objects' own prefix; of a local
+    store hard links below the run's artifacts, in the directory `place`, under which MLflow serves them."""
+    if isinstance(artifact.reader, S3Store):
+        prefix = f"objects/{artifact.manifest.object_key}/{artifact.manifest.attempt}/{directory}"
+        for name, content in package.items():
+            artifact.reader.write_beside(f"{prefix}/{name}", content)
+        return f"{artifact.reader.uri}/{prefix}"
     artifact_uri = client.get_run(run_id).info.artifact_uri
     scheme = "mlflow-artifacts:/"
     if artifact_uri is None or not artifact_uri.startswith(scheme):
         raise ValueError(
             f"run {run_id} keeps its artifacts at {artifact_uri}: start the MLflow server with --serve-artifacts"
         )
-    target = artifact_root / artifact_uri.removeprefix(scheme).lstrip("/") / MODEL_DIR
+    target = artifact_root / artifact_uri.removeprefix(scheme).lstrip("/") / place
     prefix = f"{directory}/"
     names = sorted(
         name for name in {**artifact.manifest.content, **artifact.manifest.evidence} if name.startswith(prefix)
@@ -240,7 +240,7 @@ def _link_below_run(
     for name, content in package.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(content)
-    return f"{artifact_uri}/{MODEL_DIR}"
+    return f"{artifact_uri}/{place}"
 
 
 def _link(source: Path, target: Path) -> None:

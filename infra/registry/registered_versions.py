@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from infra.registry.format_versions import FORMAT_TAG
 from infra.registry.model_registry import RegisteredVersion, resolve_alias
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ def named_version(client: MlflowClient, model: str, name: str) -> NamedVersion:
 
 
 def all_versions(client: MlflowClient) -> list[NamedVersion]:
-    """Every version of every model that glm46 registered, by model and number."""
+    """Every version of every model that glm46 registered, by model and number, without the formats of releases."""
     versions = []
     for model in client.search_registered_models():
+        if FORMAT_TAG in model.tags:
+            continue
         aliases = {alias: str(version) for alias, version in client.get_registered_model(model.name).aliases.items()}
         for item in client.search_model_versions(f"name = '{model.name}'"):
             own = tuple(sorted(alias for alias, version in aliases.items() if version == str(item.version)))

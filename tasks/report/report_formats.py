@@ -63,12 +63,11 @@ def quantized_table(records: Sequence[QuantizedEvaluation]) -> str:
             f"{record.token_agreement:.1%}",
             "no experts" if record.routing_agreement is None else f"{record.routing_agreement:.1%}",
             _change(record.figures, PASS_AT_1),
-            *(_change({name: each.change}, name) for name, each in record.benchmarks.items()),
         )
         for record in records
     ]
     first = records[0]
-    return table((*COLUMNS, *first.benchmarks), rows) + paragraph(
+    note = (
         f"Checkpoints for vLLM, SGLang and transformers, read back and computed as those engines do, on the leading "
         f"tokens of {first.num_documents} held-out documents ({first.num_tokens:,} tokens). Same token: share of "
         "positions with the same most likely token. Same experts: share of positions and layers at which the router "
@@ -76,9 +75,24 @@ def quantized_table(records: Sequence[QuantizedEvaluation]) -> str:
         "quantizes nothing but the experts. "
         + _asked(first.figures)
         + "They were drawn with the numbers of the checkpoint's own answers, beside which they stand"
-        + (", as do the answers to the benchmarks of the suite." if first.benchmarks else "."),
-        "soft",
+        + (", as do the answers to the benchmarks of the release." if first.benchmarks else ".")
     )
+    return table(COLUMNS, rows) + _benchmark_table(records) + paragraph(note, "soft")
+
+
+def _benchmark_table(records: Sequence[QuantizedEvaluation]) -> str:
+    """What became of each benchmark of the release; empty where the scale has no suite."""
+    if not records[0].benchmarks:
+        return ""
+    rows = [
+        (
+            name,
+            f"{each.change.before:.3f}",
+            *(_change({name: record.benchmarks[name].change}, name) for record in records),
+        )
+        for name, each in records[0].benchmarks.items()
+    ]
+    return table(("benchmark", "before", *(record.quantized_format for record in records)), rows)
 
 
 def _bits(value: float | None) -> str:

@@ -76,7 +76,7 @@ MODEL_STEPS = {
     "check_parity",
     "write_report",
 }
-SUITE_STEPS = {"decide_suite", "evaluate_suite", "write_report"}
+SUITE_STEPS = {"decide_suite", "evaluate_suite", "evaluate_quantized", "write_report"}
 COMPUTED_SETTINGS = {
     "rotary_dim": MODEL_STEPS,
     "signing": {"deduplicate_documents", "collect_chats", "collect_preferences"},

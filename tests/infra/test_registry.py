@@ -14,6 +14,7 @@ import torch
 from infra.child_process import free_port
 from infra.home import Home
 from infra.registry.experiment_tracking import connect, ensure_run, finish_run, log_metrics
+from infra.registry.format_versions import ensure_format_version
 from infra.registry.model_registry import (
     CHAMPION,
     PROMOTION_TAG,
@@ -22,12 +23,14 @@ from infra.registry.model_registry import (
     model_name,
     resolve_alias,
 )
+from infra.registry.registered_versions import all_versions
+from infra.step import Output, Record, step
 from infra.storage.open_store import open_store
 from model.formats.hf_checkpoint import load_model
 from model.generation.generation import InProcessEngine, Sampling
 from model.text.chat_template import answer_of, encode, problem_prompt
 from model.text.tokenizer_layout import END_OF_TEXT
-from tests.support.evaluation_fakes import checkpoint, toy_tokenizer
+from tests.support.evaluation_fakes import checkpoint, commit, toy_tokenizer
 
 EXPERIMENT = "glm46-test"
 
@@ -125,6 +128,45 @@ def test_version_of_an_s3_store_points_at_its_objects(client, s3_server, home, a
     version, _ = register(client, model_name("s3"), artifact, artifact_root)
     source = client.get_model_version(model_name("s3"), version).source
     assert source == f"s3://glm46/registry-test/objects/{artifact.key}/{artifact.manifest.attempt}/hf"
+
+
+class Quantized(Record):
+    quantized_format: str = "FP8_DYNAMIC"
+
+
+def quantized(store, content):
+    @step(content=("hf/*",))
+    def quantize_checkpoint(*, output: Output) -> Quantized:
+        output.path("hf/model.safetensors").write_text(content)
+        return Quantized()
+
+    return commit(store, quantize_checkpoint, content)
+
+
+def test_a_format_of_a_release_is_a_version_of_a_model_of_its_own(client, home, store, artifact_root, tracking_uri):
+    import mlflow
+
+    name, made = model_name("formats"), quantized(store, "first")
+    version, _ = register(client, name, checkpoint(store, "trained"), artifact_root)
+    run_id, of_format = client.get_model_version(name, version).run_id, f"{name}-FP8_DYNAMIC"
+
+    def ensure(artifact, release, **figures):
+        return ensure_format_version(client, f"{name}/{release}", artifact, run_id, artifact_root, figures)
+
+    assert ensure(made, version, **{"glm46.pass_at_1": "0.5"}) == "done"
+    assert ensure(made, version, **{"glm46.pass_at_1": "0.5"}) == "unchanged"
+    assert ensure(made, version, **{"glm46.pass_at_1": "0.6"}) == "done"
+    assert ensure(quantized(store, "second"), "2") == "done"
+    pointed = {alias: resolve_alias(client, of_format, alias) for alias in ("release_1", "release_2")}
+    assert {alias: each and each.version for alias, each in pointed.items()} == {"release_1": "1", "release_2": "2"}
+    tags = pointed["release_1"].tags
+    assert (tags["glm46.made_of"], tags["glm46.format"], tags["glm46.pass_at_1"]) == (f"{name}/1", "FP8_DYNAMIC", "0.6")
+    mlflow.set_tracking_uri(tracking_uri)
+    directory = Path(mlflow.artifacts.download_artifacts(f"models:/{of_format}@release_1"))
+    assert [path.name for path in directory.iterdir()] == ["model.safetensors"]
+    assert (directory / "model.safetensors").read_text() == "first"
+    assert of_format not in {each.model for each in all_versions(client)}, "no result of a training"
+    assert name in {each.model for each in all_versions(client)}
 
 
 def continuations(directory: Path, prompts: list[list[int]]) -> list[str]:

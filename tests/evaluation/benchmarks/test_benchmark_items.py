@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 from tests.evaluation.benchmarks.toy_suite import NEEDLE, ROWS, toy_suite, write_suite
 from tests.support.data_inputs import SHARED_DATA as DATA
 
-OF_THE_HUB = ("aime", "hellaswag", "math")
+OF_THE_HUB = ("release", "aime", "hellaswag", "math")
 """Suites that test_published_layouts.py reads."""
 
 
