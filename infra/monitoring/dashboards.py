@@ -94,12 +94,14 @@ RL = {
     ],
     "Policy": [
         Panel("KL divergence", "none", of_phase("training_kl", "{{phase}} against {{against}}")),
+        Panel("Entropy, estimated", "none", of_phase("training_entropy_estimate")),
         Panel("Clipped tokens", "percentunit", of_phase("training_clip_fraction")),
         Panel("Gradient norm", "none", {"{{phase}}": f"training_gradient_norm{{{OF_SCALE}}} and training_reward"}),
     ],
     "Sampling": [
         Panel("Sampled tokens per second", "none", of_phase("training_rollout_tokens_per_second")),
         Panel("Tokens of an answer", "none", of_phase("training_answer_tokens")),
+        Panel("Seconds of a step", "s", of_phase("training_step_seconds", "{{phase}} {{part}}")),
     ],
 }
 DATA = {

@@ -57,6 +57,10 @@ METRICS = {
     "training_clip_fraction": Described("gauge", PHASE, "share of tokens whose ratio was clipped"),
     "training_informative_groups": Described("gauge", PHASE, "groups of answers with unequal rewards"),
     "training_answer_tokens": Described("gauge", PHASE, "mean tokens of an answer"),
+    "training_entropy_estimate": Described("gauge", PHASE, "mean -log p of sampled tokens in nats"),
+    "training_step_seconds": Described(
+        "gauge", (*PHASE, "part"), "seconds of a policy's step by part: weight_sync, rollout, reward, training"
+    ),
     "training_rollout_tokens_per_second": Described("gauge", PHASE, "tokens sampled per second of sampling"),
     "training_running": Described("gauge", PHASE, "1 while the job of the phase runs, else 0"),
     "training_checkpoint_step": Described("gauge", PHASE, "step of the newest verified checkpoint, 0 before it"),

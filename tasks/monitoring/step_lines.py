@@ -24,6 +24,7 @@ GAUGES = {
     "clip_fraction": "training_clip_fraction",
     "informative_groups": "training_informative_groups",
     "answer_tokens": "training_answer_tokens",
+    "entropy_estimate": "training_entropy_estimate",
 }
 """Metric by the name in a line; a line has those of its objective."""
 BY_LAYER = {
@@ -39,6 +40,7 @@ SUMS = {
 }
 KL = {"rollout_kl": "rollout", "reference_kl": "reference"}
 PARTS = ("lm", "mtp", "balance")
+STEP_PARTS = ("weight_sync", "rollout", "reward", "training")
 
 
 class FollowedLines:
@@ -98,6 +100,9 @@ def add_steps(figures: Figures, lines: FollowedLines, sequence_length: int, *pha
     for part in PARTS:
         if part in latest:
             figures.add("training_loss_part", latest[part], *phase, part)
+    for part in STEP_PARTS:
+        if f"{part}_seconds" in latest:
+            figures.add("training_step_seconds", latest[f"{part}_seconds"], *phase, part)
     for name, against in KL.items():
         if name in latest:
             figures.add("training_kl", latest[name], *phase, against)

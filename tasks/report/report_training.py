@@ -26,6 +26,7 @@ REWARD_PARTS = {
     "unverified": "answers per step without a verdict",
 }
 PARTS_OF_SOME = {
+    "entropy_estimate": "nats per token, by sampled tokens",
     "reward_score": "score of the reward model",
     "reference_kl": "nats per token from the reference",
     "explained_variance": "variance of the returns that the critic explains",
@@ -34,8 +35,13 @@ PARTS_OF_SOME = {
     "tool_tokens": "tokens of tools in an episode",
     "tool_timeouts": "tool calls per step that ran out of time",
     "format_error_share": "episodes ended by an unreadable call",
+    "tool_failed_share": "episodes ended by a tool that failed",
+    "weight_sync_seconds": "seconds of a step in giving the weights to the sampling",
+    "rollout_seconds": "in sampling",
+    "reward_seconds": "in rewards",
+    "training_seconds": "in training",
 }
-"""Of phases with a reward model, a critic, or environments."""
+"""Of phases with a reward model, a critic, or environments, and what earlier versions did not log."""
 SMOOTHED_STEPS = 10
 NUM_SAMPLE_GROUPS = 4
 """Number of groups that are shown of the first and of the last logged step."""

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from configs.schema import TrainingRecipe
 from model.kernels.cpu_products import onednn_products
+from tasks.data.prompts.verifiers import VerifierError
 from tasks.training.loop.critic_training import update_critic
 from tasks.training.loop.pair_data import HeldOutPairs
 from tasks.training.loop.phase_data import PhaseData, StepData, open_phase_data
@@ -35,6 +36,8 @@ from tasks.training.loop.validation import HeldOut
 from tasks.training.parallel.control import leave_together, wait_for_all
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.policy.rewards import RewardError, refuse_constant_rewards
+from tasks.training.policy.rollouts import SAMPLING_PARTS
+from tasks.training.policy.served_engine import EngineError
 from tasks.training.schedule.schedules import StepPlan, plan_step, trains_mtp
 from tasks.training.state.checkpoints import (
     DamagedCheckpointError,
@@ -63,6 +66,9 @@ from tasks.training.state.spikes import (
 from tasks.training.state.state import load_checkpoint, random_state_hex
 from tasks.training.watch.profiling import StepProfiler
 from tasks.training.watch.step_record import StepRecord
+
+STOPS = (ValueError, OSError, TooManySpikesError, RewardError, VerifierError, EngineError, FencedError)
+"""Errors whose sentence says what to do: a rank ends with it in place of a traceback."""
 
 
 @dataclass
@@ -156,6 +162,15 @@ def train(training: Training, interruption: Interruption) -> None:
 
 def step_once(training: Training, plan: StepPlan, step: int) -> tuple[StepData, StepResult]:
     """Read a step's data and take it, or pass it over where there is nothing to learn."""
+    started = time.perf_counter()
+    data, result = _read_and_take(training, plan, step)
+    if "rollout_seconds" in data.metrics:
+        started += sum(data.metrics[part] for part in SAMPLING_PARTS)
+        data.metrics["training_seconds"] = time.perf_counter() - started
+    return data, result
+
+
+def _read_and_take(training: Training, plan: StepPlan, step: int) -> tuple[StepData, StepResult]:
     recipe = training.job.recipe
     waited_from = time.perf_counter()
     data = training.data.read(plan, training.position)
@@ -257,8 +272,7 @@ def _measure(training: Training) -> Measurement:
 def _advance(
     position: Position, recipe: TrainingRecipe, plan: StepPlan, data: StepData, result: StepResult
 ) -> Position:
-    is_taken = bool(data.micro_batches)
-    policy = position.policy
+    is_taken, policy = bool(data.micro_batches), position.policy
     if policy is not None and "reward_mean" in data.metrics:
         policy = PolicyProgress(
             mean_rewards=(*policy.mean_rewards, data.metrics["reward_mean"]),
@@ -327,7 +341,7 @@ def main() -> int:
     job = TrainingJob.model_validate_json(Path(sys.argv[1]).read_bytes())
     try:
         return run(job)
-    except (ValueError, TooManySpikesError, RewardError, FencedError, OSError) as error:
+    except STOPS as error:
         print(error, file=sys.stderr, flush=True)
         return 1
 

@@ -167,6 +167,9 @@ def test_what_was_seen_while_it_trained_is_what_the_committed_phase_shows(watche
     assert shown["training_data_wait_seconds_total"][key] == pytest.approx(sum(x["data_wait_seconds"] for x in lines))
     sampled = lines[-1]["answer_tokens"] * 16 / lines[-1]["rollout_seconds"]
     assert shown["training_rollout_tokens_per_second"][key] == pytest.approx(sampled)
+    assert shown["training_entropy_estimate"][key] == lines[-1]["entropy_estimate"] > 0
+    parts = {labels[3]: value for labels, value in shown["training_step_seconds"].items() if labels[:3] == key}
+    assert parts == {part: lines[-1][f"{part}_seconds"] for part in ("weight_sync", "rollout", "reward", "training")}
     balance = {labels[3]: value for labels, value in shown["expert_balance_cv"].items() if labels[:3] == key}
     assert balance == {name[10:]: value for name, value in lines[-1].items() if name.startswith("expert_cv_")}
 

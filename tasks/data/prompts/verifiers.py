@@ -21,6 +21,9 @@ from tasks.data.seeds.code_answers import program_of
 from tasks.data.seeds.math_answers import answers_agree, boxed_answers, final_answer
 from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, EXACT, MATH, SAFETY, TOOLS
 
+MAX_BOXES = 8
+"""Boxes with different texts that may be equal: more are a guess."""
+
 
 class VerifierError(RuntimeError):
     """A verifier that failed itself."""
@@ -83,8 +86,8 @@ def equals(answer: str, expected: str) -> bool:
 def agrees_mathematically(answer: str, expected: str) -> bool:
     """One final answer: in a box, after `####` or `answer:`, or an answer of one line. Two boxes that differ are a
     guess, and so wrong."""
-    boxed = boxed_answers(answer)
-    if any(not answers_agree(each, boxed[0]) for each in boxed[1:]):
+    boxed = list(dict.fromkeys(boxed_answers(answer)))
+    if len(boxed) > MAX_BOXES or any(not answers_agree(each, boxed[0]) for each in boxed[1:]):
         return False
     stated = final_answer(answer) or ("" if "\n" in answer else answer)
     return bool(stated) and answers_agree(stated, expected)

@@ -1,4 +1,5 @@
-"""Extracts final answers of mathematical solutions, and compares them as numbers, else as normalised LaTeX."""
+"""Extracts final answers of mathematical solutions, and compares them as numbers, as normalised LaTeX, else by what
+they mean (math_equality)."""
 
 from __future__ import annotations
 
@@ -7,12 +8,20 @@ import operator
 import re
 from fractions import Fraction
 
+from tasks.data.seeds.math_equality import are_equal
+
 ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 """Annotations of GSM8K's calculator: `<<48/2=24>>`."""
 STATED = re.compile(r"(?:####|(?:final )?answer(?: is)?(?:\s*[:=])?)\s*(\S.*)", re.IGNORECASE)
 LEFT_OUT = re.compile(
     r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\\text\{[^{}]*\}|\\mbox\{[^{}]*\}|\s+"
 )
+JOINED = re.compile(r"\\(?:text|mbox)\{\s*(?:or|and)\s*\}|(?<=[\s\d$)}])(?:or|and)(?=[\s\d$(\\])")
+"""What stands between two answers."""
+MIXED = re.compile(
+    r"(?<![\w.})^_/])(\d+)(?:\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)(\d)(?!\d))|\s+(\d+)/(\d+)(?![\d.]))"
+)
+"""A mixed number: `2\\frac{1}{2}` or `2 1/2`."""
 TEXT = re.compile(r"\\(?:text|mbox)\{([^{}]*)\}")
 FRACTION = re.compile(r"\\frac\{(-?\d+)\}\{(-?\d+)\}|\\frac(\d)(\d)")
 BOX = "\\boxed{"
@@ -56,10 +65,12 @@ def boxed_answers(text: str) -> list[str]:
 
 
 def answers_agree(answer: str, wanted: str) -> bool:
-    """Whether two final answers are the same number, or the same text apart from its formatting."""
+    """Whether two final answers are the same number, the same text apart from its formatting, or equal in meaning."""
     one, other = _plain(answer), _plain(wanted)
     first, second = _number(one), _number(other)
-    return one == other if first is None or second is None else first == second
+    if first is not None and second is not None:
+        return first == second
+    return one == other or are_equal(_readable(answer), _readable(wanted))
 
 
 def false_annotations(text: str) -> list[str]:
@@ -71,10 +82,25 @@ def without_annotations(text: str) -> str:
     return ANNOTATION.sub("", text)
 
 
-def _plain(answer: str) -> str:
+def _unformatted(answer: str) -> str:
     text = re.sub(r"\\[dt]frac", r"\\frac", answer.strip().rstrip("."))
     text = re.sub(r"\\textbf\{\s*+\(?([^{}()]*+)\)?\s*+\}", r"\1", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", re.sub(r"\{,\}", ",", text))
+    return MIXED.sub(_improper, JOINED.sub(",", text)) if len(text) <= MAX_CHARS else text
+
+
+def _improper(mixed: re.Match[str]) -> str:
+    whole, top, bottom = (int(digits) for digits in mixed.groups() if digits)
+    return f"{whole * bottom + top}/{bottom}" if 0 < top < bottom else mixed[0]
+
+
+def _readable(answer: str) -> str:
+    """In small letters, with spaces where formatting was."""
+    return LEFT_OUT.sub(" ", _unformatted(answer)).lower()
+
+
+def _plain(answer: str) -> str:
+    text = _unformatted(answer)
     # A unit in \text is no part of an answer; an answer that is nothing else is that text.
     return LEFT_OUT.sub("", text).lower() or LEFT_OUT.sub("", TEXT.sub(r"\1", text)).lower()
 

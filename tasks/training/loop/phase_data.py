@@ -33,6 +33,7 @@ from tasks.training.policy.prompt_order import PromptOrder
 from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rank_shares import compute_rows, gather, share_of
 from tasks.training.policy.rollouts import (
+    SAMPLING_PARTS,
     Rollout,
     RolloutEngine,
     describe_groups,
@@ -151,9 +152,9 @@ class PolicyData:
 
     def read(self, plan: StepPlan, position: Position) -> StepData:
         size, step = self.objective.samples_per_prompt, position.step + 1
-        started = time.perf_counter()
-        rollouts = self._sample(plan, position)
-        seconds = time.perf_counter() - started
+        started, seconds = time.perf_counter(), dict.fromkeys(SAMPLING_PARTS, 0.0)
+        rollouts = self._sample(plan, position, seconds)
+        seconds["rollout_seconds"] = time.perf_counter() - started - sum(seconds.values())
         self.comparison = RouteComparison() if self.objective.routes != "ignore" else None
         updates = policy_updates(
             self._log_probabilities,
@@ -170,15 +171,16 @@ class PolicyData:
         first, later = (updates.policy[0](), updates.policy[1:]) if updates.policy else ([], [])
         refilled = Counter(rollout.prompt.domain for rollout in rollouts[plan.num_rows :: size])
         played = [rollout.episode for rollout in rollouts if rollout.episode is not None]
-        updates.metrics.update(
-            episode_metrics(played), rollout_seconds=seconds, refilled_groups=float(refilled.total())
-        )
+        updates.metrics.update(episode_metrics(played), **seconds, refilled_groups=float(refilled.total()))
         described = describe_groups(rollouts, size, LOGGED_GROUPS, step)
         return StepData(first, later, updates.critic, updates.metrics, described, dict(refilled))
 
-    def _sample(self, plan: StepPlan, position: Position) -> list[Rollout]:
-        """The step's answers, also those to further prompts, the same on all ranks."""
+    def _sample(self, plan: StepPlan, position: Position, seconds: dict[str, float]) -> list[Rollout]:
+        """The step's answers, also those to further prompts, the same on all ranks. Adds to `seconds` what the engine's
+        weights and this rank's rewards took."""
+        started = time.perf_counter()
         engine, size = self._engine(plan, position.step + 1), self.objective.samples_per_prompt
+        seconds["weight_sync_seconds"] += time.perf_counter() - started
         refilled = Counter(self._refilled(position))
 
         def sample(prompts: Sequence[Prompt], first_group: int) -> list[Rollout]:
@@ -192,6 +194,7 @@ class PolicyData:
                 position.step + 1,
                 None if self.reward_model is None else self._score,
                 first_group + share.start,
+                seconds,
             )
             return gather(own, self.ranks)
 

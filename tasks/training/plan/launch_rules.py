@@ -25,20 +25,21 @@ def refuse_impossible_training(recipe: TrainingRecipe, resources: TrainingResour
 
 def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
     """Every reason why this version has no code for the phase, with the values and the fix; empty where it has code."""
-    kind, reasons = recipe.objective.kind, []
+    reasons: list[str] = []
     if recipe.adapter.kind != "none":
         reasons += untrainable_adapter(recipe, resources)
     reasons += incomplete_queue(resources)
     if isinstance(recipe.objective, PolicyObjective):
-        reasons += untrainable_policy(kind, resources)
+        reasons += untrainable_policy(recipe, resources)
         reasons += unserved_rollouts(recipe, recipe.objective, resources)
     if recipe.reads_pairs:
         reasons += untrainable_pairs(recipe, resources)
     return [*reasons, *refuse_no_smaller_world(recipe, resources)]
 
 
-def untrainable_policy(kind: str, resources: TrainingResources) -> list[str]:
+def untrainable_policy(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
     """Every reason against training a policy on these ranks, each of which samples with the whole model."""
+    kind = recipe.objective.kind
     reasons = [
         f"{axis} {getattr(resources, axis)} cannot train {kind}, whose answers each rank samples with the whole model: "
         f"set {axis} to 1"
@@ -50,7 +51,7 @@ def untrainable_policy(kind: str, resources: TrainingResources) -> list[str]:
             f"zero_stage 3 cannot train {kind}, whose answers are sampled from undivided weights: set zero_stage to 2 "
             f"or less"
         )
-    return reasons
+    return [*reasons, *taught_mtp(recipe, "wrong answers as well as right ones")]
 
 
 def unserved_rollouts(recipe: TrainingRecipe, objective: PolicyObjective, resources: TrainingResources) -> list[str]:
@@ -86,17 +87,23 @@ def untrainable_pairs(recipe: TrainingRecipe, resources: TrainingResources) -> l
     ]
     if resources.zero_stage == 3:
         reasons.append(f"zero_stage 3 cannot train {kind}: set zero_stage to 2 or less")
-    if any(point.value for point in recipe.course.mtp_loss_weight):
-        reasons.append(
-            f"objective {kind} with an mtp_loss_weight above 0 would teach the MTP layer the rejected answers: set "
-            f"mtp_loss_weight to 0 in course {recipe.course.name}"
-        )
+    reasons += taught_mtp(recipe, "the rejected answers")
     if recipe.adapter.kind != "none" and recipe.is_scored:
         reasons.append(
             f"adapter.kind {recipe.adapter.kind} cannot train {kind}, whose head is new and has no adapter: set "
             f"adapter.kind to none"
         )
     return reasons
+
+
+def taught_mtp(recipe: TrainingRecipe, answers: str) -> list[str]:
+    """The reason against a loss of the MTP layer: its cross-entropy has no weights, and reaches the trunk."""
+    if not any(point.value for point in recipe.course.mtp_loss_weight):
+        return []
+    return [
+        f"objective {recipe.objective.kind} with an mtp_loss_weight above 0 would teach the MTP layer {answers}: set "
+        f"mtp_loss_weight to 0 in course {recipe.course.name}"
+    ]
 
 
 def incomplete_queue(resources: JobResources) -> list[str]:

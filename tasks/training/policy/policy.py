@@ -157,6 +157,13 @@ def policy_updates(
     return PolicyUpdates([partial(micro_batches, number) for number in range(len(parts))], critic, metrics)
 
 
+def entropy_estimate(rollouts: Sequence[Rollout]) -> float:
+    """Mean -log p, in nats, of the sampled tokens at the temperature of the sampling: a Monte Carlo estimate of the
+    policy's entropy per token, as no pass over the vocabulary is taken for it."""
+    log_probabilities = [sum(rollout.log_probabilities) for rollout in rollouts]  # 0 where a tool wrote
+    return -sum(log_probabilities) / sum(rollout.num_sampled for rollout in rollouts)
+
+
 def _answer_metrics(rollouts: Sequence[Rollout], rewards_GS: Tensor, is_informative_G: Tensor) -> dict[str, float]:
     """What the answers of a step were worth, before anything is computed of them."""
     return {
@@ -165,6 +172,7 @@ def _answer_metrics(rollouts: Sequence[Rollout], rewards_GS: Tensor, is_informat
         **reward_metrics([rollout.reward for rollout in rollouts]),
         "informative_groups": float(is_informative_G.sum()),
         "answer_tokens": sum(rollout.num_sampled for rollout in rollouts) / len(rollouts),
+        "entropy_estimate": entropy_estimate(rollouts),
         **dict.fromkeys(MISMATCH_METRICS, 0.0),
     }
 

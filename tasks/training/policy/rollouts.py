@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_ANSWER_CHARS = 1000
 """Of a prompt's expected answer in rollouts.jsonl: that of a repository holds all its files."""
+SAMPLING_PARTS: tuple[str, ...] = ("weight_sync_seconds", "rollout_seconds", "reward_seconds")
+"""Metrics of what a step does before it trains: gives the weights to who samples, plays answers, judges them."""
 
 
 class RolloutEngine(Protocol):
@@ -93,12 +96,14 @@ def sample_answers(
     step: int,
     score: Callable[[Sequence[list[int]]], list[float]] | None = None,
     first_group: int = 0,
+    seconds: dict[str, float] | None = None,
 ) -> list[Rollout]:
     """A group of answers per prompt, group by group, by the engine's weights. `score` is the reward model's, of prompts
-    with their answers; `first_group` is the number of the first prompt in its step. Each answer has draws of its own,
-    decided by seed, step and its index in the step: neither the rank that samples it nor its batch changes them; of a
-    server the first seeds its own. The size of the batches changes at most the last bits, where decoding rounds by it
-    (bfloat16). Prompts whose kind names an environment are answered in turns.
+    with their answers; `first_group` is the number of the first prompt in its step; to `seconds` of SAMPLING_PARTS is
+    added what the rewards took. Each answer has draws of its own, decided by seed, step and its index in the step:
+    neither the rank that samples it nor its batch changes them; of a server the first seeds its own. The size of the
+    batches changes at most the last bits, where decoding rounds by it (bfloat16). Prompts whose kind names an
+    environment are answered in turns.
 
     Raises RewardError for a reward that is no number, VerifierError for a verifier that failed.
     """
@@ -122,9 +127,10 @@ def sample_answers(
     ]
     player = EpisodePlayer(tokenizer, objective.episodes, stop_token_ids, objective.enable_thinking)
     player.play(lambda rows, given: engine.generate(rows, sampling, engine.weights_version, given), episodes)
-    scores = None if score is None else score([episode.row for episode in episodes])
-    num_tokens = [len(episode.token_ids) for episode in episodes]
-    rewards = reward_answers(asked, [episode.written for episode in episodes], num_tokens, scores, objective)
+    started = time.perf_counter()
+    rewards = _reward_episodes(episodes, asked, score, objective)
+    if seconds is not None:
+        seconds["reward_seconds"] += time.perf_counter() - started
     rollouts = [
         Rollout(
             prompt,
@@ -142,6 +148,17 @@ def sample_answers(
     ]
     _refuse_broken_groups(rollouts, objective.samples_per_prompt, step)
     return rollouts
+
+
+def _reward_episodes(
+    episodes: Sequence[Episode],
+    asked: Sequence[Prompt],
+    score: Callable[[Sequence[list[int]]], list[float]] | None,
+    objective: PolicyObjective,
+) -> list[Reward]:
+    scores = None if score is None else score([episode.row for episode in episodes])
+    num_tokens = [len(episode.token_ids) for episode in episodes]
+    return reward_answers(asked, [episode.written for episode in episodes], num_tokens, scores, objective)
 
 
 def _refuse_broken_groups(rollouts: Sequence[Rollout], group_size: int, step: int) -> None:

@@ -10,6 +10,7 @@ from configs.files.progress_file import ProgressFile
 from tasks.training.loop.phase_data import StepData
 from tasks.training.loop.training_step import StepResult
 from tasks.training.plan.phase_flops import phase_flops_per_token
+from tasks.training.policy.rollouts import SAMPLING_PARTS
 from tasks.training.schedule.schedules import StepPlan
 from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE, TrainingJob
 from tasks.training.state.measurements import Measurement
@@ -59,7 +60,7 @@ class StepRecord:
         """The line of a step, where one is due: at the interval, at the phase's end, and of every measured step."""
         self._interval.add(plan, result)
         self._step = position.step
-        self._time.waited(-data.metrics.get("rollout_seconds", 0.0))
+        self._time.waited(-sum(data.metrics.get(part, 0.0) for part in SAMPLING_PARTS))
         name, figure = _watched(result, data)
         self._show_progress(position, f"{name} {figure:.3f}", figure)
         if self._rollouts is not None:
