@@ -22,7 +22,7 @@ from flows.show.outcome import RunOutcome
 from flows.show.report_failure import tell_failure, tell_refusal
 from flows.show.report_run import PublishedReport, report_run
 from flows.show.reported import reported_phases
-from flows.show.show_run import show_data, show_outcome, show_release
+from flows.show.show_run import show_data, show_outcome, show_phases, show_release
 from flows.show.show_trend import show_trend
 from flows.show.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
 from flows.stages import (
@@ -139,6 +139,8 @@ def _conclude(
     phases = reported_phases(history.models, window.phases)
     report = report_run(run, prepared, phases, released) if phases.phases else None
     outcome = _outcome(run, history, released, report, time.monotonic() - started)
+    if phases.phases:
+        show_phases(run, prepared, phases)
     show_outcome(run, phases, outcome)
     finish_pipeline(run, outcome, () if report is None else report.files)
     if phases.phases:
