@@ -19,9 +19,10 @@ from flows.running.run import ReleasedModel, Run
 from flows.running.stage_log import StageLog
 from flows.show.expect_cost import say_cost
 from flows.show.outcome import RunOutcome
+from flows.show.report_failure import tell_failure, tell_refusal
 from flows.show.report_run import PublishedReport, report_run
 from flows.show.reported import reported_phases
-from flows.show.show_run import show_data, show_outcome, show_release
+from flows.show.show_run import show_data, show_outcome, show_phases, show_release
 from flows.show.show_trend import show_trend
 from flows.show.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
 from flows.stages import (
@@ -44,7 +45,13 @@ from tasks.data.sources.list_sources import list_sources
 from tasks.prepared_data import PreparedData
 
 
-@flow(name="glm46", flow_run_name=name_flow_run, log_prints=False, on_failure=[end_tracking], on_crashed=[end_tracking])
+@flow(
+    name="glm46",
+    flow_run_name=name_flow_run,
+    log_prints=False,
+    on_failure=[tell_failure, end_tracking],
+    on_crashed=[tell_failure, end_tracking],
+)
 def full_pipeline(
     scale: ScaleName = "tiny",
     store: str | None = None,
@@ -97,6 +104,7 @@ def full_pipeline(
     while released is not None and not released.reasons and promote_release(run, released) == "overtaken":
         run.log.say("another version became champion during the comparison: this release is compared with that one")
         released, outcome = _conclude(run, prepared, window, history, started)
+    tell_refusal(outcome.reasons)
     return outcome.model_copy(update={"stages": run.log.results})
 
 
@@ -132,6 +140,8 @@ def _conclude(
     phases = reported_phases(history.models, window.phases)
     report = report_run(run, prepared, phases, released) if phases.phases else None
     outcome = _outcome(run, history, released, report, time.monotonic() - started)
+    if phases.phases:
+        show_phases(run, prepared, phases)
     show_outcome(run, phases, outcome)
     finish_pipeline(run, outcome, () if report is None else report.files)
     if phases.phases:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from flows.show.track_run import log_solutions, track_phase
 from flows.solution_rules import refuse_too_few_solutions
 from infra.machine.spark import stop_spark
 from infra.registry.experiment_tracking import connect, log_metrics
+from infra.registry.machine_metrics import logging_machine
 from infra.step import Artifact
 from infra.storage.store import step_key
 from tasks.data.packing.pack_pairs import PackedPairs, pack_pairs
@@ -166,17 +168,8 @@ def _train(
     validation = None if prepared.documents is None else prepared.documents.validation
     inputs |= {"validation": validation, "tokenizer": prepared.tokenizer, "start": start}
     inputs |= {"pairs": pairs, "reference": reference, "reward_model": _reward_model_of(phase, history)}
-    recipe = run.scale.training_recipe(phase)
-    run_id = track_phase(run, phase, step_key(train_phase.identity(recipe, inputs)))
-    checkpoint = run_step(
-        run,
-        train_phase,
-        stage=f"train {phase.name}",
-        recipe=recipe,
-        resources=phase.resources,
-        log_metrics=partial(log_metrics, connect(run.mlflow), run_id),
-        **inputs,
-    )
+    run_id = track_phase(run, phase, step_key(train_phase.identity(run.scale.training_recipe(phase), inputs)))
+    checkpoint = _train_tracked(run, phase, run_id, inputs)
     if pairs is not None and not phase.recipe.trains_language_model:
         return assess_reward_model(run, phase, checkpoint, pairs, run_id)
     preferred = None if pairs is None else assess_pairs(run, phase, checkpoint, pairs, reference)
@@ -186,6 +179,22 @@ def _train(
         return model
     log_solutions(run, phase, run_id, solutions)
     return replace(model, solutions=solutions)
+
+
+def _train_tracked(run: Run, phase: PhaseSection, run_id: str, inputs: dict[str, Any]) -> Artifact[TrainedCheckpoint]:
+    """Train with metrics on the phase's MLflow run; with those of this machine where the ranks are here."""
+    log = partial(log_metrics, connect(run.mlflow), run_id)
+    is_here = phase.resources.launcher == "local"
+    with logging_machine(run.mlflow, run_id, log) if is_here else nullcontext(log) as logged:
+        return run_step(
+            run,
+            train_phase,
+            stage=f"train {phase.name}",
+            recipe=run.scale.training_recipe(phase),
+            resources=phase.resources,
+            log_metrics=logged,
+            **inputs,
+        )
 
 
 def _reward_model_of(phase: PhaseSection, history: PhaseHistory) -> Artifact[TrainedCheckpoint] | None:

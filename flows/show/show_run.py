@@ -1,5 +1,5 @@
-"""Shows a run in Prefect's UI: the data funnel, each phase's curve and figures, the bounds of a release, the verdict
-with its reasons, and links."""
+"""Shows a run in Prefect's UI: the data funnel, each phase's curve and figures, the load of the experts, answers before
+and after, the bounds of a release, the verdict with its reasons, and links."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from tasks.report.phase_chart import phase_chart
 from tasks.report.report_data import funnel_rows
 from tasks.report.report_evaluation import BOUND_COLUMNS, bound_row, figure_rows
 from tasks.report.report_inputs import ReportedPhases
+from tasks.report.report_summary import answer_columns, answer_rows
+from tasks.report.run_pictures import funnel_chart, load_chart
 
 
 def show_data(run: Run, prepared: PreparedData) -> None:
-    """Documents in, dropped by reason, out."""
+    """Documents in, dropped by reason, out: as a table, and as a picture where documents were read."""
     rows = [{"stage": stage, "what": what, "number": number} for stage, what, number in funnel_rows(prepared)]
     show_table(f"{run.scale.scale} data", rows, "documents in, dropped by reason, and out")
+    if prepared.documents is not None:
+        show_picture(
+            f"{run.scale.scale} funnel", funnel_chart(prepared, prepared.documents), "documents after each stage"
+        )
 
 
 def show_phase(run: Run, model: AssessedModel | AssessedRewardModel) -> None:
@@ -45,6 +51,20 @@ def show_release(run: Run, released: ReleasedModel) -> None:
     }
     rows = [{"gate": gate} | row for gate, decision in decisions.items() for row in _bound_rows(decision.record)]
     show_table(f"{run.scale.scale} release gates", rows, f"gates of the release, version {released.version}")
+
+
+def show_phases(run: Run, prepared: PreparedData, phases: ReportedPhases) -> None:
+    """The load of the experts over all phases, and the answers to the same questions before and after."""
+    chart = load_chart(phases)
+    if chart is not None:
+        show_picture(f"{run.scale.scale} expert load", chart, "busiest expert over the mean, by layer: pale is balance")
+    columns = answer_columns(phases.path)
+    answers = [
+        dict(zip(columns, (question, *(f"{said} ({right})" for said, right in given)), strict=True))
+        for question, given in answer_rows(prepared.suite, phases.path)
+    ]
+    if answers:
+        show_table(f"{run.scale.scale} answers", answers, "the same questions, before and after")
 
 
 def show_outcome(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> None:

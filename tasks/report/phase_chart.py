@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from infra.step import Artifact
 
 STYLE = (
-    "<style>svg{--accent:#3457d5;--second:#c2660c;--soft:#5b6575;--line:#dfe3ea;--ink:#1c2330}"
+    "<style>svg{--accent:#3457d5;--second:#c2660c;--soft:#5b6575;--line:#dfe3ea;--ink:#1c2330;--band:#f3f5f9}"
     'text{font:12px system-ui,sans-serif;fill:#5b6575}</style><rect width="100%" height="100%" fill="#fff"/>'
 )
 
@@ -35,5 +35,10 @@ def phase_chart(checkpoint: Artifact[Any]) -> bytes | None:
         ]
         is_paired = any(PAIR_LOSS in line for line in metrics)
         drawn = curves("tokens", "loss per preference pair" if is_paired else "cross-entropy, nats per token", lines)
+    return standalone(drawn)
+
+
+def standalone(drawn: str) -> bytes:
+    """A picture of the report, as wide as its page, as an SVG file with colours and a background of its own."""
     opening, rest = drawn.split(">", 1)
     return f'{opening} xmlns="http://www.w3.org/2000/svg" width="{WIDTH}">{STYLE}{rest}'.encode()

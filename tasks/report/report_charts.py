@@ -230,4 +230,5 @@ def _text(x: float, y: float, content: str, anchor: str = "start") -> str:
 
 
 def _svg(height: float, label: str, parts: Sequence[str], width: int = WIDTH) -> str:
-    return f'<svg viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    wide = ' class="wide"' if width == WIDTH else ""
+    return f'<svg{wide} viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'

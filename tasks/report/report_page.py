@@ -1,6 +1,7 @@
 """The pieces of the report as HTML text: page, sections, tables, folded lists.
 
-There is no script and no outside request. The page has light, dark and print styles.
+There is no script and no outside request. The page has light, dark, narrow and print styles: on a narrow screen a row
+of a table is a block, whose cells name their columns.
 """
 
 from __future__ import annotations
@@ -50,6 +51,20 @@ ul.tree li { margin: 4px 0; } main > section > ul.tree { border-left: 0; padding
 figcaption { font-weight: 600; font-size: 14px; margin-bottom: 6px; }
 svg { display: block; width: 100%; height: auto; margin: 4px 0 12px; } svg text { fill: var(--soft); font-size: 12px; }
 svg text.strong { fill: var(--ink); }
+@media screen and (max-width: 640px) {
+  body { font-size: 14px; } main { display: flex; flex-direction: column; padding: 16px 12px 40px; } main > * { min-width: 0; }
+  h1 { font-size: 22px; } section { padding: 14px 12px; margin-top: 12px; } .box { padding: 10px 14px; margin-top: 12px; }
+  .lead { margin-top: 10px; } .lead p { margin-bottom: 6px; } .pictures { gap: 8px; } svg { margin-bottom: 4px; }
+  #in-short { order: 1; } .facts { order: 2; } nav { order: 3; } main > section:not(#in-short) { order: 4; }
+  .facts { grid-template-columns: 1fr 1fr; gap: 8px; margin-top: 12px; } .fact { padding: 8px 10px; } .fact b { font-size: 17px; }
+  .pictures { grid-template-columns: minmax(0, 1fr); } svg.wide { min-width: 760px; }
+  thead { display: none; } table, tbody { display: block; }
+  tr { display: block; padding: 6px 0; border-bottom: 1px solid var(--line); } tr:last-child { border-bottom: 0; }
+  td { display: flow-root; padding: 2px 0; border-bottom: 0; overflow-wrap: anywhere; } td.number { white-space: normal; }
+  td::before { content: attr(data-label); float: left; max-width: 55%; margin-right: 14px; color: var(--soft); font-size: 13px;
+               text-align: left; }
+  td:first-child { font-weight: 600; text-align: left; } td:first-child::before { content: none; } td:empty { display: none; }
+  td small { white-space: normal; } .chip { overflow-wrap: anywhere; } }
 @media print {
   :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --back: #fff; --card: #fff; --band: #f3f5f9; --good: #13795b;
           --bad: #b3261e; --accent: #3457d5; --second: #c2660c; --third: #8a3ffc; --fourth: #007d79; }
@@ -171,7 +186,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     names = [escape(name).replace("_", "_<wbr>") for name in columns]
     head = "".join(f"<th{_number(is_number)}>{name}</th>" for name, is_number in zip(names, numeric, strict=True))
     body = "".join(
-        "<tr>" + "".join(f"<td{_number(is_number)}>{text}</td>" for text, is_number in line) + "</tr>" for line in lines
+        "<tr>"
+        + "".join(
+            f'<td{_number(is_number)} data-label="{escape(name)}">{text}</td>'
+            for name, (text, is_number) in zip(columns, line, strict=True)
+        )
+        + "</tr>"
+        for line in lines
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 

@@ -14,11 +14,13 @@ from tasks.report.dropped_examples import shortened
 from tasks.report.report_charts import SMALL_HEIGHT, SMALL_WIDTH, Line, bars, curves
 from tasks.report.report_data import funnel_bars
 from tasks.report.report_inputs import ReportedPhase, ReportedPhases
-from tasks.report.report_page import Html, framed, heading, paragraph, side_by_side, table, with_note
+from tasks.report.report_page import framed, heading, paragraph, side_by_side, table, with_note
 from tasks.report.report_training import REWARD, phase_spans, read_metrics, visible
 
 if TYPE_CHECKING:
+    from infra.step import Artifact
     from tasks.evaluation.decide_gate import GateDecision
+    from tasks.evaluation.select_evaluation_items import EvaluationSuite
 
 NUM_ASKED = 3
 """Questions whose answers are shown: the first of the suite, so nobody chose them."""
@@ -94,22 +96,35 @@ def overview_section(data: PreparedData, phases: ReportedPhases) -> str:
 
 
 def _answers(data: PreparedData, path: ReportedPhases) -> str:
-    """One sampled answer to each of the first questions, after the phases that taught to answer and the one before
-    them."""
+    rows = answer_rows(data.suite, path)
+    if not rows:
+        return ""
+    note = "The first of the answers that were sampled to each question; below it, how many of them are right."
+    shown = [(question, *(with_note(*answer) for answer in answers)) for question, answers in rows]
+    return (
+        heading("The same questions, before and after") + table(answer_columns(path), shown) + paragraph(note, "soft")
+    )
+
+
+def answer_columns(path: ReportedPhases) -> tuple[str, ...]:
+    """The question, and the phases after which it was asked."""
+    return ("question", *(f"after {phase.name}" for phase in _answering(path)))
+
+
+def answer_rows(
+    suite: Artifact[EvaluationSuite], path: ReportedPhases
+) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
+    """One sampled answer to each of the first questions, and how many of its samples are right, after the phases that
+    taught to answer and the one before them."""
     shown = _answering(path)
     items = [{item.item_id: item for item in read_items(phase.evaluation.path("items.parquet"))} for phase in shown]
     asked = [
         question
-        for question in read_suite(data.suite.path("suite.parquet"))
+        for question in read_suite(suite.path("suite.parquet"))
         if question.kind == CHAT_PROBLEM and all(question.item_id in of_phase for of_phase in items)
     ]
     asked = sorted(asked, key=lambda question: question.item_id)[:NUM_ASKED]
-    if not asked:
-        return ""
-    rows = [(question.text, *(_answer(of_phase[question.item_id]) for of_phase in items)) for question in asked]
-    note = "The first of the answers that were sampled to each question; below it, how many of them are right."
-    columns = ("question", *(f"after {phase.name}" for phase in shown))
-    return heading("The same questions, before and after") + table(columns, rows) + paragraph(note, "soft")
+    return [(question.text, tuple(_answer(of_phase[question.item_id]) for of_phase in items)) for question in asked]
 
 
 def _answering(path: ReportedPhases) -> list[ReportedPhase]:
@@ -120,6 +135,6 @@ def _answering(path: ReportedPhases) -> list[ReportedPhase]:
     return list({phase.name: phase for phase in chosen}.values())
 
 
-def _answer(item: Item) -> Html:
+def _answer(item: Item) -> tuple[str, str]:
     sampled = json.loads(item.output)
-    return with_note(shortened(visible(sampled[0])), f"{item.num_right} of {item.num_samples} right")
+    return shortened(visible(sampled[0])), f"{item.num_right} of {item.num_samples} right"

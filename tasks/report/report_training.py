@@ -53,10 +53,7 @@ Metrics = list[dict[str, float]]
 
 def training_section(phases: ReportedPhases) -> str:
     """Empty where every phase's weights were imported."""
-    logged = [
-        (phase, span, read_metrics(phase.checkpoint)) for phase, span in zip(phases, phase_spans(phases), strict=True)
-    ]
-    trained = [entry for entry in logged if entry[2]]
+    trained = _logged(phases)
     if not trained:
         return paragraph("These weights were imported: there is no training log.", "soft")
     spans = [span for _, span, _ in trained]
@@ -72,6 +69,14 @@ def training_section(phases: ReportedPhases) -> str:
         _rewards(trained),
     )
     return "".join(parts)
+
+
+def _logged(phases: ReportedPhases) -> list[tuple[ReportedPhase, Span, Metrics]]:
+    """The phases that have a log."""
+    logged = [
+        (phase, span, read_metrics(phase.checkpoint)) for phase, span in zip(phases, phase_spans(phases), strict=True)
+    ]
+    return [entry for entry in logged if entry[2]]
 
 
 def phase_spans(phases: ReportedPhases) -> list[Span]:
@@ -178,11 +183,24 @@ def _points(span: Span, metrics: Metrics, key: str) -> list[Point]:
 
 def _expert_load(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequence[Span]) -> str:
     """Load of the busiest expert over the mean, per layer with experts."""
+    loads = _loads(trained, spans)
+    return "" if loads is None else heading("Expert load") + loads[0] + paragraph(loads[1], "soft")
+
+
+def load_strips(phases: ReportedPhases) -> str | None:
+    """The picture of the experts' load over the tokens of all phases; None where there is none."""
+    trained = _logged(phases)
+    loads = _loads(trained, [span for _, span, _ in trained]) if trained else None
+    return None if loads is None else loads[0]
+
+
+def _loads(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequence[Span]) -> tuple[str, str] | None:
+    """The picture, and a sentence about it."""
     layers = sorted(
         (key for key in trained[0][2][0] if key.startswith(LOAD)), key=lambda key: int(key.removeprefix(LOAD))
     )
     if not layers:
-        return ""
+        return None
     rows = [
         (f"layer {number}", [point for _, span, metrics in trained for point in _points(span, metrics, key)])
         for number, key in enumerate(layers, 1)
@@ -193,7 +211,7 @@ def _expert_load(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: 
     note = (
         f"Routed tokens of the busiest expert over the mean, per layer with experts: 1 is balance. At the end: {last}."
     )
-    return heading("Expert load") + drawn + paragraph(note, "soft")
+    return drawn, note
 
 
 def _rewards(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> str:

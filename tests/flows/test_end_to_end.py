@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def test_the_micro_run_ends_in_a_promoted_model(micro):
     text = report.read_text()
     assert all(f">{phase}<" in text for phase in ("pretrain_general", "mid_reasoning", "sft", "rl_reasoning"))
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", text), "a report makes no outside request"
+
+
+def test_the_machine_is_watched_while_a_phase_trains(micro):
+    _, home = micro
+    with sqlite3.connect(home / "mlflow" / "mlflow.db") as database:
+        logged = {name for (name,) in database.execute("SELECT DISTINCT key FROM metrics WHERE key LIKE 'system/%'")}
+    assert {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"} <= logged
+    assert "system/disk_usage_percentage" in logged
 
 
 def test_a_second_run_computes_nothing_and_imports_nothing_heavy(micro):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from flows.running.run import Run
 from flows.running.stage_log import StageLog
 from flows.show.track_run import approve_inputs, dataset_input, flattened, log_training_evidence
+from infra.registry import machine_metrics
 from infra.registry.experiment_tracking import (
     connect,
     ensure_run,
@@ -125,6 +129,26 @@ def test_a_run_that_ended_goes_on_and_ends_again(client, tmp_path):
     assert [entry.path for entry in client.list_artifacts(run_id, "evidence")] == ["evidence/report.html"]
     finish_run(client, run_id, "FINISHED")
     assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_the_machine_is_logged_from_the_first_row_on_and_of_a_phase_in_the_store_never(
+    client, mlflow_server, monkeypatch
+):
+    monkeypatch.setattr(machine_metrics, "SAMPLING_SECONDS", 0.1)
+    trained, stored = (ensure_run(client, EXPERIMENT, name, f"key-{name}", None, {}) for name in ("trained", "stored"))
+    deadline = time.monotonic() + 60
+    with machine_metrics.logging_machine(mlflow_server.uri, trained, partial(log_metrics, client, trained)) as log:
+        log([(1, {"loss": 2.0})])
+        while not any(name.startswith("system/") for name in client.get_run(trained).data.metrics):
+            assert time.monotonic() < deadline, "the monitor logged nothing"
+            time.sleep(0.2)
+    logged = client.get_run(trained).data.metrics
+    wanted = {"cpu_utilization_percentage", "system_memory_usage_megabytes", "disk_usage_percentage"}
+    assert logged["loss"] == 2.0 and {f"system/{name}" for name in wanted} <= logged.keys()
+    with machine_metrics.logging_machine(mlflow_server.uri, stored, partial(log_metrics, client, stored)):
+        time.sleep(0.5)
+    assert client.get_run(stored).data.metrics == {}
+    assert not [each for each in threading.enumerate() if each.name == "SystemMetricsMonitor"], "it has ended"
 
 
 def test_profile_and_spikes_of_a_phase_become_artifacts_of_its_run(client, mlflow_server, home):

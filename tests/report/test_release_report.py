@@ -512,4 +512,5 @@ def test_an_accepted_run_says_first_what_became_champion_instead_of_what(store, 
 
 def test_texts_are_escaped_and_empty_sections_left_out():
     assert "<b>" not in table(("<b>",), [("<b>",)])
-    assert "empty" not in page("t", "s", "", [], [Section("empty", ""), Section("full", "x")])
+    body = page("t", "s", "", [], [Section("empty", ""), Section("full", "x")]).split("</style>")[1]
+    assert "empty" not in body and 'id="full"' in body

@@ -1,0 +1,34 @@
+"""Posts a small JSON object to the address in GLM46_FAILURE_WEBHOOK when a run failed, crashed or was refused.
+
+The address may hold a token: neither it nor an answer of its server is ever printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Callable, Mapping
+
+WEBHOOK_URL = "GLM46_FAILURE_WEBHOOK"
+TIMEOUT_SECONDS = 10
+
+
+def post_failure(values: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Post it, once, where the variable is set. A receiver that does not take it is said and fails nothing: the run has
+    ended already."""
+    url = os.environ.get(WEBHOOK_URL, "")
+    if not url:
+        return
+    if not url.startswith(("http://", "https://")):
+        say(f"{WEBHOOK_URL} does not begin with http:// or https://: nothing was posted")
+        return
+    try:
+        request = urllib.request.Request(
+            url, json.dumps(values).encode(), {"Content-Type": "application/json"}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
+            pass
+    except (OSError, ValueError) as error:
+        answered = getattr(error, "code", "")
+        say(f"{WEBHOOK_URL} was not reached ({type(error).__name__}{f' {answered}' if answered else ''})")
