@@ -262,7 +262,6 @@ def convert_to_gguf(*, checkpoint, recipe, output: Output, importance=None) -> G
 @step(content=("gguf_scores.json",))
 def evaluate_gguf(*, gguf, checkpoint, suite, evaluation, recipe, resources, output: Output) -> GgufEvaluation:
     """The losses that are planned for the candidate."""
-    output.path("gguf_scores.json").write_text("{}")
     case = case_of(checkpoint)
     own = [item for item in case.items() if item.kind in ANSWERED_KINDS]
     share = case.served_answers
@@ -271,6 +270,8 @@ def evaluate_gguf(*, gguf, checkpoint, suite, evaluation, recipe, resources, out
     )
     lossy = None if math.isnan(case.quantization_loss) else 1.0 + case.quantization_loss
     bits: dict[str, float | None] = {"F32": 1.0, "Q8_0": lossy}
+    scores = {name: [{"log_probability": each and -each * math.log(2), "num_bytes": 1}] for name, each in bits.items()}
+    output.path("gguf_scores.json").write_text(json.dumps(scores))
     return GgufEvaluation(
         checkpoint_digest=checkpoint.digest,
         bits_per_byte=bits,

@@ -16,10 +16,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
+from configs.load import load_suite
 from flows.cli.command import app
 from model.formats.gguf_checkpoint import write_gguf
 from model.formats.quantized_checkpoint import load_original, write_quantized
 from model.generation.generation import Sampling
+from tasks.evaluation.benchmarks.run_suite import read_suite_items
 from tasks.evaluation.engine import end_token_ids, load_engine
 from tests.evaluation.benchmarks.toy_suite import LIKELIHOOD, toy_suite, write_suite, write_toy_model
 
@@ -238,6 +240,33 @@ class Endpoint(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments):
         pass
+
+
+def test_texts_have_a_figure_per_domain(toy, tmp_path):
+    """Each is what a file with only these texts gives."""
+    _, data = write_suite(tmp_path)
+    rows = [json.loads(line) for line in (data / "texts.jsonl").read_text().splitlines()]
+    named = [
+        row | {"domain": "prose"} if number % 2 else row | {"source": "web", "domain": None}
+        for number, row in enumerate(rows)
+    ]
+    figures = {}
+    for part in ("", "prose", "web"):
+        kept = [row for row in named if part in ("", row["domain"] or row.get("source"))]
+        (data / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+        output = tmp_path / f"{part or 'all'}.json"
+        suite = toy / suite_of(toy, "texts")
+        code, errors, printed = evaluate(toy / "model", "--suite", suite, "--data", data, "--output", output)
+        assert code == 0 and (part or "prose") in printed, errors
+        (benchmark,) = json.loads(output.read_text())["benchmarks"]
+        figures[part] = {each["part"]: (each["value"], each["num_items"]) for each in benchmark["figures"]}
+    assert {part: figures[part][part] for part in ("prose", "web")} == {
+        part: figures[""][part] for part in ("prose", "web")
+    }
+    assert figures["prose"][""] == figures["prose"]["prose"] != figures[""][""]
+    (data / "texts.jsonl").write_text("".join(json.dumps(row | {"source": "https://a.b/c"}) + "\n" for row in rows))
+    asked = read_suite_items("toy", load_suite(str(suite)), str(data), None)
+    assert {item.question.part for item in asked.items["texts"].items} == {""}, "addresses are no domains"
 
 
 @contextmanager
