@@ -70,15 +70,19 @@ def compare(
     limit: Annotated[int | None, typer.Option(min=1, help="at most so many items per benchmark")] = None,
     scale: Annotated[str, typer.Option(help="the scale of registered versions")] = "tiny",
     device: Annotated[str, typer.Option(help="cpu or cuda, for checkpoints and versions")] = "cpu",
-    model: Annotated[str, typer.Option(help="the model's name on a server that has several")] = "",
-    api_key_env: Annotated[str, typer.Option(help="the environment variable that holds a server's key")] = "",
+    model: Annotated[
+        str, typer.Option(help="the model's name on a server that has several; OF_A,OF_B where they differ")
+    ] = "",
+    api_key_env: Annotated[
+        str, typer.Option(help="the environment variable that holds a server's key; OF_A,OF_B where they differ")
+    ] = "",
     store: STORE = None,
     as_json: JSON = False,
 ) -> None:
     """Compare two models on the same items: size, speed, benchmarks with paired intervals, experts."""
     with usage_errors():
         from flows.cli.serving.compare_formats import compare_formats, measured_formats
-        from flows.cli.serving.compare_targets import compare_files, compare_targets, write_comparison
+        from flows.cli.serving.compare_targets import compare_files, compare_targets, of_both, write_comparison
         from flows.cli.serving.evaluate_target import ask, find_target
         from infra.home import open_home
 
@@ -93,13 +97,14 @@ def compare(
         elif of_files:
             comparison = compare_files(Path(first), Path(second))
         else:
-            targets = [find_target(each, home, scale, store) for each in (first, second)]
+            targets = (find_target(first, home, scale, store), find_target(second, home, scale, store))
+            models, keys = of_both(model, "--model"), of_both(api_key_env, "--api-key-env")
             asked = ask(suite, data, limit)
     with failures(home, home.root if output is None else output.absolute().parent):
         if second is None:
             comparison = measured_formats(first, home, scale, store)
         elif not of_files:
-            comparison = compare_targets(targets[0], targets[1], asked, home, device, model, api_key_env)
+            comparison = compare_targets(targets, asked, home, device, models, keys)
         if output is not None:
             write_comparison(output, comparison)
         print(comparison.model_dump_json() if as_json else comparison.describe())

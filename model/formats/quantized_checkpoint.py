@@ -5,6 +5,9 @@ shared, are quantized; by FP8_EXPERTS only the experts. Embeddings, head, norms,
 bias, and the MTP layer stay as they are: transformers does not know the MTP layer, so its tensors are copied into a
 file of their own.
 
+A checkpoint is loaded whole and in float32, 4 bytes per parameter: 436 GB of memory for GLM-4.5-Air, 1.4 TB for
+GLM-4.6. What is kept is written in the dtype that it had. Scales stay float32.
+
 Every expert sees every calibration token, whatever the router chooses: an expert that few tokens reach would else be
 rounded blindly. AWQ scales the inputs of a matrix and divides the norm or matrix before it by the same numbers. The
 norm before experts is left alone: the router reads it, too, and stays bit for bit the trained one.
@@ -18,7 +21,6 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -29,7 +31,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from configs.schema import CALIBRATED_FORMATS
-from model.formats.expert_coverage import ExpertCoverage, expert_coverage
+from model.formats.expert_coverage import expert_coverage
+from model.formats.quantized_tensors import WEIGHTS, QuantizedTensors, account_for, open_tensors
 
 if TYPE_CHECKING:
     from configs.schema import QuantizedFormat
@@ -43,35 +46,23 @@ SCHEMES: dict[QuantizedFormat, str] = {
 }
 """The preset of compressed-tensors: e4m3 with a scale per output or per 128 x 128 block and activations scaled per
 token or group as they come; or 4-bit integers in groups of 128 inputs, symmetric, or with a zero point."""
-WEIGHTS_FILE, MTP_FILE, INDEX_FILE = "model.safetensors", "model-mtp.safetensors", "model.safetensors.index.json"
+MTP_FILE, INDEX_FILE = "model-mtp.safetensors", "model.safetensors.index.json"
+MAX_SHARD_BYTES = 4 << 30
 COPIED_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 ROUTER, HEAD = r"re:.*\.mlp\.gate$", "lm_head"
 BESIDE_EXPERTS = (r"re:.*\.self_attn\..*", r"re:.*\.mlp\.(gate|up|down)_proj$")
 """Attention and dense MLPs: what they round changes the input of every router after them."""
 
 
-@dataclass(frozen=True)
-class QuantizedTensors:
-    """What became of the tensors of the checkpoint."""
-
-    num_quantized: int
-    num_expert_matrices: int
-    """Of those, matrices of routed experts."""
-    num_kept: int
-    """Tensors that are bit for bit those of the checkpoint."""
-    num_rescaled: int
-    """Tensors that AWQ divided by what it multiplied the following matrices with."""
-    num_calibration_tokens: int
-    """Tokens that every routed expert saw; 0 where the format needs none."""
-    coverage: ExpertCoverage
-    """By these tokens; of no expert where there are none."""
-
-
 def write_quantized(
-    checkpoint_dir: Path, quantized_dir: Path, quantized_format: QuantizedFormat, rows: Sequence[Sequence[int]]
+    checkpoint_dir: Path,
+    quantized_dir: Path,
+    quantized_format: QuantizedFormat,
+    rows: Sequence[Sequence[int]],
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> QuantizedTensors:
     """`rows` are token ids to calibrate with, none for formats that do not. Raises ValueError where a tensor of the
-    checkpoint is missing in the result, or another one changed than those that the format changes."""
+    checkpoint is missing in the result, another matrix is quantized than the format says, or another tensor changed."""
     config = json.loads((checkpoint_dir / "config.json").read_text(encoding="utf-8"))
     quantized_dir.mkdir(parents=True, exist_ok=True)
     scheme = SCHEMES[quantized_format]
@@ -110,14 +101,16 @@ def write_quantized(
                 f"{quantized_format}: {len(idle)} experts saw fewer than {num_tokens} calibration tokens, first "
                 f"{idle[0]}: report the version of llmcompressor"
             )
-        model.save_pretrained(quantized_dir, save_compressed=True)
+        _restore_dtypes(model, checkpoint_dir)
+        model.save_pretrained(quantized_dir, save_compressed=True, max_shard_size=max_shard_bytes)
     (quantized_dir / "recipe.yaml").unlink(missing_ok=True)
-    (quantized_dir / WEIGHTS_FILE).chmod(0o644)
+    for path in quantized_dir.glob(WEIGHTS):
+        path.chmod(0o644)
     for name in COPIED_FILES:
         if (checkpoint_dir / name).exists():
             shutil.copyfile(checkpoint_dir / name, quantized_dir / name)
     _write_mtp(checkpoint_dir, quantized_dir, config)
-    return _account(checkpoint_dir, quantized_dir, quantized_format, num_tokens, coverage)
+    return account_for(checkpoint_dir, quantized_dir, quantized_format, num_tokens, coverage)
 
 
 def is_quantized(checkpoint_dir: Path) -> bool:
@@ -148,8 +141,9 @@ def load_quantized(quantized_dir: Path) -> nn.Module:
         apply_quantization_config(model, settings)
         compressor = ModelCompressor(quantization_config=settings)
         compressor.compress_model(model)
-        with safe_open(quantized_dir / WEIGHTS_FILE, framework="pt") as file:
-            found = model.load_state_dict({name: file.get_tensor(name) for name in file.keys()}, strict=False)  # noqa: SIM118
+        with open_tensors(quantized_dir) as files:
+            named = {name: file.get_tensor(name) for name, file in files.items() if not _is_mtp(name, config)}
+        found = model.load_state_dict(named, strict=False)
         if found.missing_keys or found.unexpected_keys:
             raise ValueError(
                 f"{quantized_dir}: {len(found.missing_keys)} tensors are missing, {len(found.unexpected_keys)} are "
@@ -163,11 +157,6 @@ def load_original(checkpoint_dir: Path) -> nn.Module:
     """The unquantized model, computed by the same code as load_quantized's."""
     with _quiet():
         return _load_linear(checkpoint_dir).eval()
-
-
-def num_weight_bits(quantized_format: str) -> int:
-    """Bits of a quantized weight, without its share of a scale."""
-    return 8 if quantized_format.startswith("FP8") else 4
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
@@ -187,6 +176,19 @@ def _load_linear(checkpoint_dir: Path) -> Any:
     model = AutoModelForCausalLM.from_pretrained(checkpoint_dir, dtype=torch.float32)
     linearize_moe(model)
     return model
+
+
+def _is_mtp(name: str, config: Any) -> bool:
+    return name.startswith(f"model.layers.{config.num_hidden_layers}.")
+
+
+def _restore_dtypes(model: nn.Module, checkpoint_dir: Path) -> None:
+    """Give what is not quantized the dtype that it has in the checkpoint: loaded, all is float32."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    with open_tensors(checkpoint_dir) as files:
+        for name, tensor in tensors.items():
+            if name in files and f"{name}_scale" not in tensors:
+                tensor.data = tensor.data.to(files[name].get_tensor(name).dtype)
 
 
 def _awq_names(config: dict[str, Any]) -> list[tuple[str, list[str]]]:
@@ -254,59 +256,21 @@ def _dataset(rows: Sequence[Sequence[int]]) -> Any:
 def _write_mtp(checkpoint_dir: Path, quantized_dir: Path, config: dict[str, Any]) -> None:
     """Copy the tensors of the MTP layer, and name all tensors in an index."""
     prefix = f"model.layers.{config['num_hidden_layers']}."
-    tensors: dict[str, Tensor] = {}
-    for path in sorted(checkpoint_dir.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            tensors |= {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+    with open_tensors(checkpoint_dir) as files:
+        tensors = {name: file.get_tensor(name) for name, file in files.items() if name.startswith(prefix)}
     if not tensors:
         return
     save_file(tensors, quantized_dir / MTP_FILE, metadata={"format": "pt"})
-    with safe_open(quantized_dir / WEIGHTS_FILE, framework="pt") as file:
-        placed = dict.fromkeys(file.keys(), WEIGHTS_FILE) | dict.fromkeys(tensors, MTP_FILE)
-    size = sum((quantized_dir / name).stat().st_size for name in (WEIGHTS_FILE, MTP_FILE))
+    placed, size = {}, 0
+    for path in quantized_dir.glob(WEIGHTS):
+        size += path.stat().st_size
+        with safe_open(path, framework="pt") as file:
+            placed |= dict.fromkeys(file.keys(), path.name)
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(placed.items()))}
     (quantized_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
     settings = json.loads((quantized_dir / "config.json").read_text(encoding="utf-8"))
     settings["quantization_config"]["ignore"].append(f"re:{prefix.replace('.', chr(92) + '.')}.*")
     (quantized_dir / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-
-
-def _account(
-    checkpoint_dir: Path,
-    quantized_dir: Path,
-    quantized_format: QuantizedFormat,
-    num_calibration_tokens: int,
-    coverage: ExpertCoverage,
-) -> QuantizedTensors:
-    """Find every tensor of the checkpoint in the result: quantized, equal, or rescaled by AWQ."""
-    num_quantized, num_experts, num_kept, missing, changed = 0, 0, 0, [], []
-    with contextlib.ExitStack() as stack:
-        written = {
-            name: file
-            for path in sorted(quantized_dir.glob("*.safetensors"))
-            for file in [stack.enter_context(safe_open(path, framework="pt"))]
-            for name in file.keys()  # noqa: SIM118
-        }
-        for path in sorted(checkpoint_dir.glob("*.safetensors")):
-            file = stack.enter_context(safe_open(path, framework="pt"))
-            for name in file.keys():  # noqa: SIM118
-                if f"{name}_scale" in written:
-                    num_quantized += 1
-                    num_experts += ".mlp.experts." in name
-                elif name not in written:
-                    missing.append(name)
-                elif torch.equal(file.get_tensor(name), written[name].get_tensor(name)):
-                    num_kept += 1
-                else:
-                    changed.append(name)
-    allowed = ("layernorm.weight",) if quantized_format == "AWQ_W4A16" else ()
-    wrong = [*missing, *(name for name in changed if not name.endswith(allowed or ("\0",)))]
-    if wrong:
-        raise ValueError(
-            f"{quantized_format} lost or changed {len(wrong)} tensors of {checkpoint_dir}, first {wrong[:3]}: leave it "
-            "out of release.recipe.quantized_formats, and report the versions of llmcompressor and transformers"
-        )
-    return QuantizedTensors(num_quantized, num_experts, num_kept, len(changed), num_calibration_tokens, coverage)
 
 
 @contextlib.contextmanager

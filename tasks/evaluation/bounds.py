@@ -20,7 +20,7 @@ class Bound(Record):
     value: float | None
     """The measured value; in a comparison, candidate minus the other. None where it is not finite."""
     interval: Interval | None = None
-    """95 % interval of a comparison."""
+    """95 % interval of a comparison, or of what a format loses."""
     limit: float | None
     """The bound on `value`, or on one end of the interval; None where the value only has to be finite."""
     is_own: bool = False
@@ -52,21 +52,35 @@ class Verdict:
         """A figure that must reach a bound; one that is not finite does not."""
         self._limit(figure, value, needed, value >= needed, f"at least {needed} needed{remark}")
 
-    def ceiling(self, figure: str, value: float, allowed: float, remark: str = "") -> None:
-        """A figure that must not exceed a bound; one that is not finite does."""
-        self._limit(figure, value, allowed, value <= allowed, f"at most {allowed:.6g} allowed{remark}")
+    def ceiling(
+        self, figure: str, value: float, allowed: float, remark: str = "", interval: Interval | None = None
+    ) -> None:
+        """A figure that must not exceed a bound; one that is not finite does. The value decides, the interval is
+        shown beside it."""
+        shown = "" if interval is None else f" (95 % interval {interval[0]:.4f} to {interval[1]:.4f})"
+        words = f"at most {allowed:.6g} allowed{remark}{shown}"
+        self._limit(figure, value, allowed, value <= allowed, words, interval)
 
     def finite(self, figure: str, value: float) -> None:
         """A figure that other figures are compared with: it must be finite."""
         self._limit(figure, value, None, math.isfinite(value), "must be finite")
 
-    def _limit(self, figure: str, value: float, limit: float | None, is_held: bool, words: str) -> None:
+    def _limit(
+        self,
+        figure: str,
+        value: float,
+        limit: float | None,
+        is_held: bool,
+        words: str,
+        interval: Interval | None = None,
+    ) -> None:
         measured = round(value, 6) if math.isfinite(value) else None
         shown = f"is {value}" if measured is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
         self.bounds.append(
             Bound(
                 figure=figure,
                 value=measured,
+                interval=interval,
                 limit=limit,
                 outcome="held" if is_held else "broken",
                 is_refusal=not is_held,

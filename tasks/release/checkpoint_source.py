@@ -57,16 +57,20 @@ class CheckpointSource:
     """Of all tensors, sorted by checkpoint name."""
     tensors: TensorSource
 
-    def read(self, name: str) -> Tensor:
-        """One tensor in its dtype of a Hugging Face directory. Raises ValueError where a number is not finite."""
+    def stored(self, name: str) -> Tensor:
+        """One tensor as it is on disk: masters are float32. Raises ValueError where a number is not finite."""
         tensor = self.tensors.read(name, self.shapes[name])
         if not tensor.isfinite().all():
             raise ValueError(f"{self.path}: tensor {name} has numbers that are not finite: take an earlier checkpoint")
-        return tensor.to(stored_dtype(name, self.dtype))
+        return tensor
+
+    def read(self, name: str) -> Tensor:
+        """One tensor in its dtype of a Hugging Face directory, to which masters are rounded."""
+        return self.stored(name).to(stored_dtype(name, self.dtype))
 
     @torch.no_grad()
     def load(self, dtype: torch.dtype = torch.float32) -> Glm4Moe:
-        """The model on the CPU, set to evaluation; router biases stay float32."""
+        """The model with the numbers on disk, on the CPU, set to evaluation; router biases stay float32."""
         with torch.device("meta"):
             model = Glm4Moe(self.recipe, is_scored=self.is_scored)
         for parameter in model.parameters():
@@ -75,7 +79,7 @@ class CheckpointSource:
         state = model.state_dict()
         for name in self.shapes:
             ours, expert = stacked_name(name)
-            (state[ours] if expert is None else state[ours][expert]).copy_(self.read(name))
+            (state[ours] if expert is None else state[ours][expert]).copy_(self.stored(name))
         return model.eval()
 
 

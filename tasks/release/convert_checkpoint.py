@@ -17,24 +17,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from configs.files.atomic_files import replace_durably
+from configs.files.atomic_files import write_durably
 from configs.schema import Frozen, GgufType
 from infra.storage.store import hash_file
-from model.architecture.counts import count_parameters
 from model.formats.gguf_checkpoint import write_gguf
 from model.formats.hf_checkpoint import CONFIG_FILE, INDEX_FILE, mtp_copies, plan_shards, stored_dtype, write_checkpoint
 from model.formats.megatron_checkpoint import LATEST_FILE, write_megatron
 from model.formats.safetensors_writer import tensor_bytes, write_safetensors
 from tasks.release.checkpoint_source import HANDOVER, HF, TOKENIZER_FILE, CheckpointSource, open_source
-from tasks.release.gguf_comparison import ConvertedTensors, compare_gguf, compare_served
+from tasks.release.gguf_comparison import ConvertedTensors, compare_gguf
+from tasks.release.logit_differences import logit_differences
 from tasks.training.import_checkpoint import WEIGHTS_SUFFIX, checkpoint_files, imported_position
 
 TargetFormat = Literal["hf", "native", "megatron", "gguf"]
 MtpLayout = Literal["4.6", "4.5"]
 MAX_SHARD_BYTES = 4 << 30
-MAX_COMPARED_PARAMETERS = 1_000_000_000
-"""Parameters up to which both models are loaded, in float32, to compare their logits."""
-NUM_COMPARED_TOKENS = 32
 CARD_SUFFIX = ".conversion.json"
 
 
@@ -48,25 +45,26 @@ class ConversionCard(Frozen):
     """Layout of the MTP layer, GGUF type, or empty."""
     num_source_tensors: int
     num_equal: int
-    """Tensors whose bits were found again in the export, read back."""
+    """Tensors whose numbers were all found again in the export, read back."""
     num_rounded: int
-    """Tensors that the export holds with fewer bits."""
+    """Tensors of which the export holds other numbers, since its dtype has fewer bits than the source on disk."""
     largest_rounding: float
     """The largest difference of a number, over its tensor's largest magnitude; 0 where nothing was rounded."""
     tensors_sha256: str
-    """Of names, dtypes, shapes and bytes of the source's tensors; equal for equal weights in hf, native and
-    megatron."""
+    """Of names, dtypes, shapes and bytes of the source's tensors in the dtype of its config.json, to which masters are
+    rounded; equal for equal weights in hf, native and megatron."""
     files: dict[str, str]
     """Sha256 of each file of the export, by its path."""
-    largest_logit_difference: float | None
-    """Between source and export, both computed here by the same code; of a GGUF file the log-probabilities of the same
-    tokens by llama.cpp; null where that was not done."""
+    largest_logit_differences: dict[str, float]
+    """By engine that computed the export, against the source's numbers on disk, computed by our own code in float32
+    (logit_differences.py); empty where that was not done."""
     not_compared: str
     """Why not; else empty."""
 
     def describe(self, target: Path) -> str:
         """Two lines for a terminal."""
-        logits = self.not_compared if self.largest_logit_difference is None else self.largest_logit_difference
+        by_engine = [f"{value:.2e} by {engine}" for engine, value in self.largest_logit_differences.items()]
+        logits = ", ".join(by_engine) or self.not_compared
         return (
             f"{target}: {self.num_source_tensors:,} tensors of {self.source_format}, {self.num_equal:,} equal, "
             f"{self.num_rounded:,} rounded (by at most {self.largest_rounding:.1e} of the largest number)\n"
@@ -82,19 +80,19 @@ def convert_checkpoint(
     mtp_layout: MtpLayout = "4.6",
     gguf_type: GgufType = "BF16",
 ) -> ConversionCard:
-    """Raises ValueError for what the format cannot hold and for numbers that are not finite; then neither `target` nor
-    its card exists."""
+    """Raises ValueError for what the format cannot hold and for numbers that are not finite, OSError for a full disk;
+    then neither `target` nor its card exists."""
     refuse_target(target, to)
     refuse_unsuitable(source, to, mtp_layout)
-    with _appearing(target) as temporary:
-        hashed = HashedTensors(source)
+    with _appearing(card_path(target)) as temporary_card, _appearing(target) as temporary:
+        hashed = HashedTensors(source, keeps_masters=to == "native")
         if to == "gguf":
             _write_gguf(source, hashed, temporary, gguf_type)
             found = compare_gguf(temporary, source)
         else:
             _write(source, hashed, temporary, to, mtp_layout)
             found = _compare(temporary, hashed)
-        difference, reason = _logits(source, temporary, to)
+        differences, reason = logit_differences(source, temporary, to)
         variant = {"hf": mtp_layout if source.recipe.num_nextn_predict_layers else "", "gguf": gguf_type}.get(to, "")
         card = ConversionCard(
             source=str(source.path),
@@ -107,10 +105,10 @@ def convert_checkpoint(
             largest_rounding=found.largest_rounding,
             tensors_sha256=hashed.digest(),
             files=_files_of(temporary, target.name),
-            largest_logit_difference=difference,
+            largest_logit_differences=differences,
             not_compared=reason,
         )
-    replace_durably(card_path(target), (card.model_dump_json(indent=1) + "\n").encode())
+        write_durably(temporary_card, (card.model_dump_json(indent=1) + "\n").encode())
     return card
 
 
@@ -145,16 +143,27 @@ def refuse_unsuitable(source: CheckpointSource, to: TargetFormat, mtp_layout: Mt
 
 
 class HashedTensors:
-    """Reads the source's tensors, and keeps a digest of each."""
+    """Reads the source's tensors as the export holds them, and keeps of each a digest and what rounding took."""
 
-    def __init__(self, source: CheckpointSource) -> None:
-        self.source = source
+    def __init__(self, source: CheckpointSource, keeps_masters: bool) -> None:
+        """`keeps_masters`: the export holds float32, and not the dtype of config.json."""
+        self.source, self.keeps_masters = source, keeps_masters
         self.digests: dict[str, str] = {}
+        """In the dtype of config.json."""
+        self.exported: dict[str, str] = {}
+        """In the dtype of the export."""
+        self.roundings: dict[str, float] = {}
+        """Of the tensors that the export rounds: the largest difference over the largest magnitude."""
 
     def read(self, name: str) -> Tensor:
-        tensor = self.source.read(name)
-        self.digests.setdefault(name, digest_of_tensor(tensor))
-        return tensor
+        stored = self.source.stored(name)
+        rounded = stored.to(stored_dtype(name, self.source.dtype))
+        exported = stored.float() if self.keeps_masters else rounded
+        if name not in self.digests:
+            self.digests[name], self.exported[name] = digest_of_tensor(rounded), digest_of_tensor(exported)
+            if difference := float((exported.double() - stored.double()).abs().max()):
+                self.roundings[name] = difference / float(stored.abs().max())
+        return exported
 
     def digest(self) -> str:
         """Of all tensors; those that the export did not need are read for it."""
@@ -232,29 +241,17 @@ def _write_gguf(source: CheckpointSource, hashed: HashedTensors, target: Path, g
 
 
 def _compare(target: Path, hashed: HashedTensors) -> ConvertedTensors:
-    """Read the export back. Raises RuntimeError where a tensor is not the source's bit for bit."""
+    """Read the export back. Raises RuntimeError where a tensor is not the one that was written, bit for bit."""
     written = open_source(target)
     for name in written.shapes:
-        if digest_of_tensor(written.read(name)) != hashed.digests[name]:
+        if digest_of_tensor(written.stored(name)) != hashed.exported[name]:
             raise RuntimeError(f"{target}: tensor {name} differs from the source's: check the disk, convert again")
-    return ConvertedTensors(num_equal=len(written.shapes), num_rounded=0, largest_rounding=0.0)
-
-
-def _logits(source: CheckpointSource, target: Path, to: TargetFormat) -> tuple[float | None, str]:
-    """The largest difference over one text of random tokens, or why there is none."""
-    num_parameters = count_parameters(source.recipe).total
-    if source.is_scored or num_parameters > MAX_COMPARED_PARAMETERS:
-        why = "a reward model has none" if source.is_scored else f"{num_parameters:,} parameters in float32, twice"
-        return None, why
-    generator = torch.Generator().manual_seed(0)
-    num_tokens = min(NUM_COMPARED_TOKENS, source.recipe.max_position_embeddings)
-    token_ids_BT = torch.randint(0, source.recipe.vocab_size, (1, num_tokens), generator=generator)
-    with torch.inference_mode():
-        ours = source.load()(token_ids_BT).logits_BTV
-        if to == "gguf":
-            return compare_served(target, source, token_ids_BT[0], ours[0]), ""
-        theirs = open_source(target).load()(token_ids_BT).logits_BTV
-    return float((ours - theirs).abs().max()), ""
+    num_rounded = len(hashed.roundings)
+    return ConvertedTensors(
+        num_equal=len(written.shapes) - num_rounded,
+        num_rounded=num_rounded,
+        largest_rounding=max(hashed.roundings.values(), default=0.0),
+    )
 
 
 def _files_of(path: Path, name: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from infra.step import Artifact, Output, digest_of, step
 from tasks.evaluation.bounds import Bound, Verdict
 from tasks.evaluation.comparisons import BENCHMARK, Compared, judge
 from tasks.evaluation.decide_gate import GateDecision
+from tasks.release.format_losses import checkpoint_loss, gguf_loss
 
 if TYPE_CHECKING:
     from configs.schema import ReleaseRecipe
@@ -67,7 +68,7 @@ class SuiteBounds:
 NO_SUITE = SuiteBounds({})
 
 
-@step(content=("decision.json",))
+@step(content=("decision.json",), distributions=("numpy", "scipy"))
 def decide_quantization(
     *,
     gguf_evaluation: Artifact[GgufEvaluation],
@@ -91,13 +92,15 @@ def decide_quantization(
     for gguf_type in measured:
         if gguf_type != REFERENCE_TYPE:
             loss = round(finite[gguf_type] - finite[REFERENCE_TYPE], 6)
-            verdict.ceiling(
-                f"bits per byte that {gguf_type} loses against {REFERENCE_TYPE}", loss, recipe.max_loss(gguf_type)
-            )
+            interval = gguf_loss(gguf_evaluation.path("gguf_scores.json"), gguf_type, REFERENCE_TYPE)
+            figure = f"bits per byte that {gguf_type} loses against {REFERENCE_TYPE}"
+            verdict.ceiling(figure, loss, recipe.max_loss(gguf_type), interval=interval)
     for name, evaluation in quantized.evaluations.items():
         before, after = evaluation.record.original_bits_per_byte, evaluation.record.bits_per_byte
         loss = math.nan if before is None or after is None else round(after - before, 6)
-        verdict.ceiling(f"bits per byte that {name} loses against the checkpoint", loss, recipe.max_loss(name))
+        interval = checkpoint_loss(evaluation.path("quantized_scores.json"))
+        figure = f"bits per byte that {name} loses against the checkpoint"
+        verdict.ceiling(figure, loss, recipe.max_loss(name), interval=interval)
         agreement = evaluation.record.routing_agreement
         if name in recipe.min_routing_agreement and agreement is not None:
             share = f"share of positions and layers at which {name} chooses the same experts"

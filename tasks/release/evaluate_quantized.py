@@ -115,7 +115,8 @@ def evaluate_quantized(
 ) -> QuantizedEvaluation:
     """`benchmarks` is None where the scale has no suite. Raises ValueError for a quantized checkpoint that does not
     read back."""
-    from model.formats.quantized_checkpoint import load_original, load_quantized, num_weight_bits
+    from model.formats.quantized_checkpoint import load_original, load_quantized
+    from model.formats.quantized_tensors import num_weight_bits
 
     tokenizer = load_tokenizer(checkpoint.path("hf/tokenizer.json"))
     questions = read_suite(suite.path("suite.parquet"))

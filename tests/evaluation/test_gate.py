@@ -624,15 +624,25 @@ class RoutedScores(Record):
     original_bits_per_byte: float = 1.0
 
 
+def log_probabilities_of(bits):
+    """Of 20 documents of 10 bytes each, of which half lose 10 % more bits than these, and half 10 % less."""
+    return [None if bits is None else -math.log(2) * 10 * (1 + (bits - 1) * share) for share in (0.9, 1.1) * 10]
+
+
 @pytest.fixture
 def decide_files(store):
     def run(bits, agreements=None, floors=None, idle=None):
-        @step(content=("none",))
+        @step(content=("gguf_scores.json",))
         def evaluate_gguf(*, output: Output) -> GgufScores:
+            rows = {name: log_probabilities_of(value) for name, value in bits.items()}
+            scores = {name: [{"log_probability": each, "num_bytes": 10} for each in rows[name]] for name in rows}
+            output.path("gguf_scores.json").write_text(json.dumps(scores))
             return GgufScores(bits_per_byte=bits)
 
-        @step(content=("none",))
+        @step(content=("quantized_scores.json",))
         def evaluate_quantized(*, recipe: RoutedScores, output: Output) -> RoutedScores:
+            rows = [{"original": each, "quantized": each, "num_bytes": 10} for each in log_probabilities_of(1.0)]
+            output.path("quantized_scores.json").write_text(json.dumps(rows))
             return recipe
 
         @step(content=("none",))
@@ -680,6 +690,21 @@ def decide_files(store):
 def test_quantization_may_lose_so_much(decide_files, quantized, accepted):
     decision = decide_files({"F32": 1.0, "Q8_0": quantized})
     assert decision.accepted == accepted == (not decision.refusals)
+
+
+def test_what_a_format_loses_has_an_interval(decide_files):
+    """Against Student's interval of equally long documents, which the bootstrap of 20 comes close to."""
+    decision = decide_files({"F32": 1.0, "Q8_0": 1.05}, {"FP8_BLOCK": 0.5})
+    _, file, made, _ = [*decision.bounds, None]
+    half = 2.093 * 0.005 * math.sqrt(20 / 19) / math.sqrt(20)
+    assert file.interval == pytest.approx((0.05 - half, 0.05 + half), rel=0.02)
+    assert (made.value, made.interval) == (0.0, (0.0, 0.0))
+    low, high = file.interval
+    assert decision.refusals == (
+        f"bits per byte that Q8_0 loses against F32 0.0500, at most 0.02 allowed "
+        f"(95 % interval {low:.4f} to {high:.4f})",
+    )
+    assert [bound.interval for bound in decide_files({"F32": 1.0, "Q8_0": None}).bounds] == [None, None]
 
 
 @pytest.mark.parametrize(("num_idle", "accepted"), [(0, True), (2, True), (3, False)])

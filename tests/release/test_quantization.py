@@ -180,6 +180,71 @@ def test_the_same_inputs_give_the_same_bytes(written, source, tmp_path):
     assert all((directory / file).read_bytes() == (tmp_path / file).read_bytes() for file in files)
 
 
+@pytest.fixture(scope="module")
+def bf16(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("bf16")
+    save_checkpoint(
+        random_model(RECIPE, std=0.05),
+        directory,
+        eos_token_ids=[1],
+        pad_token_id=0,
+        dtype=torch.bfloat16,
+        max_shard_bytes=10**9,
+    )
+    toy_tokenizer().save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_kept_keeps_its_dtype(name, bf16, tmp_path):
+    made = write_quantized(bf16, tmp_path, name, ROWS)
+    before, after = tensors_of(bf16), tensors_of(tmp_path)
+    kept = [each for each in before if f"{each}_scale" not in after]
+    assert len(kept) == made.num_kept + made.num_rescaled == len(before) - made.num_quantized
+    assert [each for each in kept if after[each].dtype != before[each].dtype] == []
+    assert {before[each].dtype for each in kept} == {torch.bfloat16, torch.float32}, "router biases are float32"
+    assert made.num_kept == sum(torch.equal(before[each], after[each]) for each in kept)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    sizes = [sum(path.stat().st_size for path in each.glob("*.safetensors")) for each in (tmp_path, bf16)]
+    assert sizes[0] < sizes[1]
+    ids = torch.tensor(ROWS)
+    with torch.no_grad():
+        wanted, found = load_original(bf16)(ids).logits, load_quantized(tmp_path)(ids).logits
+    assert 0 < float((found - wanted).norm() / wanted.norm()) < (0.4 if "W4" in name else 0.2)
+
+
+def test_weights_in_several_files_are_those_of_one(source, tmp_path):
+    one, many = tmp_path / "one", tmp_path / "many"
+    for directory, max_shard_bytes in ((one, 10**9), (many, 200_000)):
+        write_quantized(source, directory, "FP8_DYNAMIC", [], max_shard_bytes)
+    assert len(list(many.glob("*.safetensors"))) > 3
+    before, after = tensors_of(one), tensors_of(many)
+    assert set(before) == set(after) and all(torch.equal(before[each].float(), after[each].float()) for each in before)
+    index = json.loads((many / "model.safetensors.index.json").read_text())["weight_map"]
+    held = {path.name: set(load_file(path)) for path in many.glob("*.safetensors")}
+    assert {file: {each for each in index if index[each] == file} for file in set(index.values())} == held
+    ids = torch.tensor(ROWS)
+    with torch.no_grad():
+        assert torch.equal(load_quantized(one)(ids).logits, load_quantized(many)(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("constant", "pattern", "message"),
+    [
+        ("HEAD", "no_head", "changed 1 tensors .*'lm_head.weight is quantized'"),
+        ("ROUTER", r"re:.*\.mlp\.experts\.1\..*", r"changed 3 tensors .*experts\.1\.\w+_proj\.weight is not quantized"),
+        ("ROUTER", r"re:.*o_proj$", r"changed 2 tensors .*o_proj\.weight is not quantized"),
+    ],
+)
+def test_other_matrices_than_those_of_the_format_are_an_error(
+    constant, pattern, message, source, tmp_path, monkeypatch
+):
+    """A rounded head, an expert left whole, attention left whole."""
+    monkeypatch.setattr(f"model.formats.quantized_checkpoint.{constant}", pattern)
+    with pytest.raises(ValueError, match=f"FP8_DYNAMIC lost or {message}"):
+        write_quantized(source, tmp_path, "FP8_DYNAMIC", [])
+
+
 def test_a_lost_tensor_is_an_error(written, tmp_path):
     _, directory, _ = written
     tensors = load_file(directory / "model.safetensors")

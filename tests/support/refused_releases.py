@@ -80,6 +80,12 @@ class Case:
     """Planned bits per byte that the GGUF file loses; nan: it is not finite."""
     doubled_scales: bool = False
     """Whether the release has a checkpoint in FORMAT, in which every scale of one expert is twice what it was."""
+    four_bit_loss: float | None = None
+    """The same of a GGUF file of 4 bits; None: the release has none."""
+    routing_agreement: float | None = None
+    """Of the checkpoint in FORMAT, which must reach MIN_AGREEMENT then; None: it is measured, without a bound."""
+    must_gain: bool = False
+    """Whether the gates of the phases want a gain in their own figure."""
     found_needles: float = 0.9
     """Share of the suite's items that are answered rightly."""
     served_answers: float | None = None
@@ -89,6 +95,10 @@ class Case:
     serves_other_weights: bool = False
     exports_other_weights: bool = False
     from_stage: str = "release_model"
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.doubled_scales or self.routing_agreement is not None
 
 
 def same(**changes: Any) -> Callable[[], list[Item]]:
@@ -160,6 +170,9 @@ CASES = {
     "reinforcement learning that unlearns": Case(
         same(answers=answers_of(0.8)), "pass_at_1 differs from the start's by -0.1000", from_stage="rl_reasoning"
     ),
+    "reinforcement learning that gains nothing": Case(
+        same(), "pass_at_1 differs from the start's by +0.0000", from_stage="rl_reasoning", must_gain=True
+    ),
     "a benchmark below the champion's": Case(
         same(), "accuracy of benchmark needle differs from the champion's by -0.4000", found_needles=0.5
     ),
@@ -167,6 +180,14 @@ CASES = {
     "quantization": Case(same(), "bits per byte that Q8_0 loses against F32 0.5000", quantization_loss=0.5),
     "quantization to no number": Case(
         same(), "bits per byte that Q8_0 loses against F32 is nan", quantization_loss=float("nan")
+    ),
+    "quantization to 4 bits": Case(
+        same(), "bits per byte that Q4_K_M loses against F32 0.6000, at most 0.5", four_bit_loss=0.6
+    ),
+    "other experts": Case(
+        same(),
+        "share of positions and layers at which FP8_DYNAMIC chooses the same experts 0.9800, at least 0.99",
+        routing_agreement=0.98,
     ),
     "a broken quantization": Case(
         same(), "bits per byte that FP8_DYNAMIC loses against the checkpoint ", doubled_scales=True
@@ -263,7 +284,6 @@ def convert_to_gguf(*, checkpoint, recipe, output: Output, importance=None) -> G
 @step(content=("gguf_scores.json",))
 def evaluate_gguf(*, gguf, checkpoint, suite, evaluation, recipe, resources, output: Output) -> GgufEvaluation:
     """The losses that are planned for the candidate."""
-    output.path("gguf_scores.json").write_text("{}")
     case = case_of(checkpoint)
     own = [item for item in case.items() if item.kind in ANSWERED_KINDS]
     share = case.served_answers
@@ -272,14 +292,19 @@ def evaluate_gguf(*, gguf, checkpoint, suite, evaluation, recipe, resources, out
     )
     lossy = None if math.isnan(case.quantization_loss) else 1.0 + case.quantization_loss
     bits: dict[str, float | None] = {"F32": 1.0, "Q8_0": lossy}
+    four_bits = {} if case.four_bit_loss is None else {"Q4_K_M": 1.0 + case.four_bit_loss}
+    bits |= four_bits
+    scores = {name: [{"log_probability": each and -each * math.log(2), "num_bytes": 1}] for name, each in bits.items()}
+    output.path("gguf_scores.json").write_text(json.dumps(scores))
     return GgufEvaluation(
         checkpoint_digest=checkpoint.digest,
         bits_per_byte=bits,
-        file_bytes={"F32": 4000, "Q8_0": 1000},
+        file_bytes={"F32": 4000, "Q8_0": 1000} | dict.fromkeys(four_bits, 500),
         num_documents=1,
         num_tokens=1,
         num_bytes=1,
-        figures={"F32": figure_changes(served, own), "Q8_0": figure_changes(served, served)},
+        figures={"F32": figure_changes(served, own)}
+        | dict.fromkeys(["Q8_0", *four_bits], figure_changes(served, served)),
     )
 
 
@@ -311,12 +336,14 @@ def evaluate_quantized(*, checkpoint, evaluation, benchmarks, output: Output, **
     benchmarks are as planned of the format, too."""
     answers, planned = WEIGHTS["answers of trained"], benchmarks.evaluation.path(SUITE_FILE)
     made = measurement.evaluate_quantized(checkpoint=checkpoint, evaluation=answers, output=output, **given)
-    return made.model_copy(update={"benchmarks": suite_changes(planned, planned)})
+    agreement = case_of(checkpoint).routing_agreement
+    measured = made if agreement is None else made.model_copy(update={"routing_agreement": agreement})
+    return measured.model_copy(update={"benchmarks": suite_changes(planned, planned)})
 
 
 WEIGHTS: dict[str, Artifact[Any]] = {}
 """Toy models by name, and the evaluation of one, set when the runs begin."""
-FORMAT = "FP8_DYNAMIC"
+FORMAT, MIN_AGREEMENT = "FP8_DYNAMIC", 0.99
 
 
 def record_of(number: int) -> TrainedCheckpoint:
@@ -370,7 +397,7 @@ def write_scale(path: Path) -> None:
     tree["evaluation"]["suite"] |= {"bounds": {"needle": {"worst": 0.3, "margin": 0.2}}}
     path.with_name("needle.yaml").write_text(yaml.safe_dump(toy_suite() | {"benchmarks": [NEEDLE]}))
     tree["release"]["recipe"] |= {"smoke_prompt_tokens": 12, "smoke_new_tokens": 40}
-    tree["release"]["recipe"] |= {"quantized_formats": [], "gguf_types": ["F32", "Q8_0"]}
+    tree["release"]["recipe"] |= {"gguf_types": ["F32", "Q8_0"], "max_4_bit_bits_per_byte": 0.5}
     path.write_text(yaml.safe_dump(tree))
 
 
@@ -422,7 +449,7 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
             changed = patch.object(flows.full_pipeline, name, side_effect=OSError("no room"))
         if name in OVERTAKEN:
             changed = overtaking(registry, store, name, digests[WINNER])
-        quantizes(scale, [FORMAT] if ORDER[number].doubled_scales or name in QUANTIZED else [])
+        adapt(scale, ORDER[number], ORDER[number].is_quantized or name in QUANTIZED)
         if AGAIN.get(name) == "asked":
             asks_for_approval(scale, timeout_seconds=2 if name == "nobody answers" else 60)
         if ANSWERS.get(name) is not None:
@@ -465,9 +492,15 @@ def give_prepared(prepared: PreparedData, *given: Any) -> PreparedData:
     return prepared
 
 
-def quantizes(scale: Path, formats: list[str]) -> None:
+def adapt(scale: Path, case: Case, is_quantized: bool) -> None:
+    """What the run of this candidate asks for."""
     tree = yaml.safe_load(scale.read_text())
-    tree["release"]["recipe"]["quantized_formats"] = formats
+    release = tree["release"]["recipe"]
+    release["quantized_formats"] = [FORMAT] if is_quantized else []
+    release["min_routing_agreement"] = {} if case.routing_agreement is None else {FORMAT: MIN_AGREEMENT}
+    for phase in tree["phases"]:
+        if phase["recipe"]["objective"]["kind"] != "reward":
+            phase["recipe"]["gate"]["must_gain"] = case.must_gain
     scale.write_text(yaml.safe_dump(tree))
 
 

@@ -13,11 +13,14 @@ from flows.cli.serving.format_speeds import FormatSpeed, measure_speeds, unread_
 from infra.home import Home
 from infra.registry.model_registry import FIGURES_TAG, GGUF_TAG, model_name, open_registry
 from infra.registry.registered_versions import named_version
+from infra.step import Artifact
 from infra.storage.open_store import open_store
 from tasks.evaluation.comparisons import FigureChange
+from tasks.evaluation.intervals import Interval
 from tasks.release.convert_to_gguf import GgufFiles
 from tasks.release.evaluate_gguf import GgufEvaluation
 from tasks.release.evaluate_quantized import QuantizedEvaluation
+from tasks.release.format_losses import checkpoint_loss, gguf_loss
 
 GGUF = "GGUF"
 """After FIGURES_TAG, where quantized checkpoints have the name of their format."""
@@ -32,6 +35,8 @@ class FormatFigures(BaseModel):
     num_original_bytes: int
     bits_per_byte_change: float | None
     """None where one of the two is not finite, and for the F32 file: the checkpoint is not scored on the same texts."""
+    bits_per_byte_interval: Interval | None = None
+    """95 % interval of the change, over documents."""
     figures: dict[str, FigureChange]
     """Of a quantized checkpoint also the benchmarks of the scale's suite, by their names."""
     routing_agreement: float | None
@@ -52,18 +57,22 @@ class FormatComparison(BaseModel):
         """The table, each format minus what it was made from."""
         lines = [
             self.target,
-            f"{'format':<14}{'computed by':<14}{'MB':>9}{'of it':>7}{'bits lost':>11}  {'figure':<21}{'value':>7}"
-            f"{'change':>9}  {'95 %':<20}{'floor':>7}{'items':>6}{'experts':>9}{'tokens/s':>10}{'of F32':>20}",
+            f"{'format':<14}{'computed by':<14}{'MB':>9}{'of it':>7}{'bits lost':>11}  {'95 %':<20}  {'figure':<21}"
+            f"{'value':>7}{'change':>9}  {'95 %':<20}{'floor':>7}{'items':>6}{'experts':>9}{'tokens/s':>10}"
+            f"{'of F32':>20}",
         ]
         for each in self.formats:
             bits = "-" if each.bits_per_byte_change is None else f"{each.bits_per_byte_change:+.4f}"
             experts = "-" if each.routing_agreement is None else f"{each.routing_agreement:.1%}"
             speed, ratio = _shown(each.speed)
             share = each.num_bytes / each.num_original_bytes
-            start = f"{each.name:<14}{each.computed_by:<14}{each.num_bytes / 1e6:>9,.1f}{share:>7.0%}{bits:>11}  "
+            of_bits = _shown_interval(each.bits_per_byte_interval)
+            start = (
+                f"{each.name:<14}{each.computed_by:<14}{each.num_bytes / 1e6:>9,.1f}{share:>7.0%}{bits:>11}  "
+                f"{of_bits:<20}  "
+            )
             for figure, change in each.figures.items():
-                bounds = change.change_interval
-                interval = "-" if bounds is None else f"[{bounds[0]:+.4f}, {bounds[1]:+.4f}]"
+                interval = _shown_interval(change.change_interval)
                 lines.append(
                     f"{start}{figure:<21}{change.value:>7.4f}{change.change:>+9.4f}  {interval:<20}"
                     f"{change.noise_floor:>7.4f}{change.num_items:>6}{experts:>9}{speed:>10}{ratio:>20}"
@@ -75,6 +84,10 @@ class FormatComparison(BaseModel):
                 reasons.setdefault(each.no_speed, []).append(each.name)
         lines += [f"tokens/s of {', '.join(names)}: none, {reason}" for reason, names in reasons.items()]
         return "\n".join(lines)
+
+
+def _shown_interval(interval: Interval | None) -> str:
+    return "-" if interval is None else f"[{interval[0]:+.4f}, {interval[1]:+.4f}]"
 
 
 def _shown(speed: FormatSpeed | None) -> tuple[str, str]:
@@ -117,12 +130,13 @@ def compare_formats(target: str, home: Home, scale: str, store_address: str | No
             f"version of a release, or two models"
         )
     store = open_store(store_address, home)
-    formats = _gguf_formats(store.load(keys.pop(GGUF), GgufEvaluation).record)
-    formats += [_quantized_format(store.load(key, QuantizedEvaluation).record) for _, key in sorted(keys.items())]
+    formats = _gguf_formats(store.load(keys.pop(GGUF), GgufEvaluation))
+    formats += [_quantized_format(store.load(key, QuantizedEvaluation)) for _, key in sorted(keys.items())]
     return FormatComparison(target=f"{registered} version {version.version}", formats=tuple(formats))
 
 
-def _gguf_formats(record: GgufEvaluation) -> list[FormatFigures]:
+def _gguf_formats(evaluation: Artifact[GgufEvaluation]) -> list[FormatFigures]:
+    record, scores = evaluation.record, evaluation.path("gguf_scores.json")
     return [
         FormatFigures(
             name=name,
@@ -132,6 +146,7 @@ def _gguf_formats(record: GgufEvaluation) -> list[FormatFigures]:
             bits_per_byte_change=None
             if name == SERVED_GGUF_TYPE
             else _change(record.bits_per_byte[name], record.bits_per_byte[SERVED_GGUF_TYPE]),
+            bits_per_byte_interval=None if name == SERVED_GGUF_TYPE else gguf_loss(scores, name, SERVED_GGUF_TYPE),
             figures=figures,
             routing_agreement=None,
         )
@@ -139,13 +154,15 @@ def _gguf_formats(record: GgufEvaluation) -> list[FormatFigures]:
     ]
 
 
-def _quantized_format(record: QuantizedEvaluation) -> FormatFigures:
+def _quantized_format(evaluation: Artifact[QuantizedEvaluation]) -> FormatFigures:
+    record = evaluation.record
     return FormatFigures(
         name=record.quantized_format,
         computed_by="transformers",
         num_bytes=record.num_bytes,
         num_original_bytes=record.num_original_bytes,
         bits_per_byte_change=_change(record.bits_per_byte, record.original_bits_per_byte),
+        bits_per_byte_interval=checkpoint_loss(evaluation.path("quantized_scores.json")),
         figures=record.figures | {name: each.change for name, each in record.benchmarks.items()},
         routing_agreement=record.routing_agreement,
     )

@@ -47,18 +47,24 @@ def compare_files(first: Path, second: Path) -> ModelComparison:
 
 
 def compare_targets(
-    first: Target, second: Target, asked: Asked, home: Home, device: str, model: str, key_variable: str
+    targets: tuple[Target, Target],
+    asked: Asked,
+    home: Home,
+    device: str,
+    models: tuple[str, str],
+    key_variables: tuple[str, str],
 ) -> ModelComparison:
-    """Evaluate both, and measure what they weigh and how fast they answer."""
+    """Evaluate both, and measure what they weigh and how fast they answer. `models` and `key_variables`: on the server
+    of each."""
     with tempfile.TemporaryDirectory(dir=home.work_root) as directory:
         paths = [Path(directory) / name for name in ("first.json", "second.json")]
         sides = []
-        for target, path in zip((first, second), paths, strict=True):
+        for target, path, model, key_variable in zip(targets, paths, models, key_variables, strict=True):
             result = evaluate_target(Wanted(target, asked, path, device, model, key_variable), home)
             sides.append(_side(result, _num_bytes(target), _speed(target, home, device, model, key_variable)))
         differences = tuple(compare_results(*paths))
         prompts = _prompts(paths[0])
-    agreement, reason = _agreement(first, second, prompts, device)
+    agreement, reason = _agreement(*targets, prompts, device)
     return ModelComparison(
         suite=asked.name,
         first=sides[0],
@@ -67,6 +73,14 @@ def compare_targets(
         routing_agreement=agreement,
         not_measured=reason,
     )
+
+
+def of_both(value: str, option: str) -> tuple[str, str]:
+    """What an option says of A and of B: A,B, or once for both. Raises ValueError for more."""
+    first, *rest = value.split(",")
+    if len(rest) > 1:
+        raise ValueError(f"{option} {value}: write it once for both, or as OF_A,OF_B")
+    return first, (rest or [first])[0]
 
 
 def write_comparison(output: Path, comparison: BaseModel) -> None:

@@ -35,6 +35,10 @@ LEFT_OUT = ("unsupported_constraint", f"{HARMFUL}_request", f"{HARMLESS}_request
 BOX = "\nPut the final answer in \\boxed{}."
 
 
+DOMAINS = ("domain", "source", "subset")
+"""Fields of a text of which the first names its part."""
+
+
 @dataclass(frozen=True)
 class Question:
     """One record as its kind asks it."""
@@ -55,7 +59,7 @@ class Question:
     task: RepositoryTask | None = None
     """What a patch is judged by."""
     part: str = ""
-    """The part of the benchmark with a figure of its own: a category, a length."""
+    """The part of the benchmark with a figure of its own: a category, a length, a domain of texts."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +238,9 @@ def _last_word(record: Record, is_chat: bool) -> Question:
 
 def _text(record: Record, is_chat: bool) -> Question:
     text = given_text(record, ("text", "content"))
-    return Question("", text, text)
+    named = [record[name] for name in DOMAINS if isinstance(record.get(name), str)]
+    # The source of a crawled text is its address: a figure of one text says nothing.
+    return Question("", text, text, part=next((name for name in named if name and "://" not in name), ""))
 
 
 def _math(record: Record, is_chat: bool) -> Question:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -15,10 +16,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
+from configs.load import load_suite
 from flows.cli.command import app
 from model.formats.gguf_checkpoint import write_gguf
 from model.formats.quantized_checkpoint import load_original, write_quantized
 from model.generation.generation import Sampling
+from tasks.evaluation.benchmarks.run_suite import read_suite_items
 from tasks.evaluation.engine import end_token_ids, load_engine
 from tests.evaluation.benchmarks.toy_suite import LIKELIHOOD, toy_suite, write_suite, write_toy_model
 
@@ -185,6 +188,8 @@ class Endpoint(BaseHTTPRequestHandler):
     """A server with OpenAI's completions over our engine; `echo` reports the prompt's log-probabilities."""
 
     engine, tokenizer, reports, answers_left = None, None, True, 10**9
+    asked: ClassVar[dict[int, set[tuple[str, str]]]] = {}
+    """By port, the models and keys of its requests."""
 
     def do_GET(self):
         self.send({"object": "list", "data": [{"id": "toy", "object": "model"}]})
@@ -196,16 +201,21 @@ class Endpoint(BaseHTTPRequestHandler):
             return
         self.server.answers_left -= 1
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        named = (asked["model"], self.headers["authorization"])
+        self.asked.setdefault(self.server.server_port, set()).add(named)
         choice = {"index": 0, "finish_reason": "stop", "text": "", "logprobs": None}
         encoded = self.server.tokenizer.encode(asked["prompt"], add_special_tokens=False)
         if asked.get("echo"):
             choice["text"] = asked["prompt"]
             choice["logprobs"] = self.report(encoded) if self.server.reports else None
+        elif asked.get("stream"):
+            choice["text"] = "a"
         else:
             sampling = Sampling(asked["max_tokens"], stop_token_ids=end_token_ids(self.server.tokenizer))
             drawn = self.server.engine.generate([encoded.ids], sampling, "v").token_ids[0]
             choice["text"] = self.server.tokenizer.decode(drawn, skip_special_tokens=True)
-        self.send({"id": "1", "object": "text_completion", "created": 0, "model": "toy", "choices": [choice]})
+        answer = {"id": "1", "object": "text_completion", "created": 0, "model": "toy", "choices": [choice]}
+        self.send(answer, num_pieces=asked["max_tokens"] if asked.get("stream") else 0)
 
     def report(self, encoded):
         ids = encoded.ids
@@ -218,16 +228,45 @@ class Endpoint(BaseHTTPRequestHandler):
             "text_offset": [start for start, _ in encoded.offsets],
         }
 
-    def send(self, value):
-        body = json.dumps(value).encode()
+    def send(self, value, num_pieces=0):
+        """At once, or as a stream of that many times the same text."""
+        text = json.dumps(value)
+        body = (f"data: {text}\n\n" * num_pieces + "data: [DONE]\n\n").encode() if num_pieces else text.encode()
         self.send_response(200)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", "text/event-stream" if num_pieces else "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, *arguments):
         pass
+
+
+def test_texts_have_a_figure_per_domain(toy, tmp_path):
+    """Each is what a file with only these texts gives."""
+    _, data = write_suite(tmp_path)
+    rows = [json.loads(line) for line in (data / "texts.jsonl").read_text().splitlines()]
+    named = [
+        row | {"domain": "prose"} if number % 2 else row | {"source": "web", "domain": None}
+        for number, row in enumerate(rows)
+    ]
+    figures = {}
+    for part in ("", "prose", "web"):
+        kept = [row for row in named if part in ("", row["domain"] or row.get("source"))]
+        (data / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+        output = tmp_path / f"{part or 'all'}.json"
+        suite = toy / suite_of(toy, "texts")
+        code, errors, printed = evaluate(toy / "model", "--suite", suite, "--data", data, "--output", output)
+        assert code == 0 and (part or "prose") in printed, errors
+        (benchmark,) = json.loads(output.read_text())["benchmarks"]
+        figures[part] = {each["part"]: (each["value"], each["num_items"]) for each in benchmark["figures"]}
+    assert {part: figures[part][part] for part in ("prose", "web")} == {
+        part: figures[""][part] for part in ("prose", "web")
+    }
+    assert figures["prose"][""] == figures["prose"]["prose"] != figures[""][""]
+    (data / "texts.jsonl").write_text("".join(json.dumps(row | {"source": "https://a.b/c"}) + "\n" for row in rows))
+    asked = read_suite_items("toy", load_suite(str(suite)), str(data), None)
+    assert {item.question.part for item in asked.items["texts"].items} == {""}, "addresses are no domains"
 
 
 @contextmanager
@@ -404,6 +443,19 @@ def test_a_model_is_compared_with_a_worse_one_on_the_same_items(toy, tmp_path):
     assert made["not_measured"].startswith("experts are compared of two checkpoints")
     for each in made["differences"]:
         assert each["difference"] == pytest.approx(0, abs=1e-3) and each["verdict"] == "undecided"
+
+
+def test_two_servers_are_compared_each_with_its_model_and_its_key(toy, tmp_path, monkeypatch):
+    given = ["--suite", toy / suite_of(toy, "copies"), "--data", toy / "data", "--limit", 1, "--json"]
+    monkeypatch.setenv("KEY_OF_A", "a")
+    monkeypatch.setenv("KEY_OF_B", "b")
+    with endpoint(toy) as first, endpoint(toy) as second:
+        code, errors, _ = compare(first, second, *given, "--model", "one,two", "--api-key-env", "KEY_OF_A,KEY_OF_B")
+        ports = [int(url.rpartition(":")[2]) for url in (first, second)]
+    assert code == 0, errors
+    assert [Endpoint.asked[port] for port in ports] == [{("one", "Bearer a")}, {("two", "Bearer b")}]
+    code, errors, _ = compare(first, second, *given, "--model", "one,two,three")
+    assert code == 2 and "--model one,two,three: write it once for both, or as OF_A,OF_B" in errors
 
 
 @pytest.mark.parametrize(
