@@ -10,18 +10,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from configs.load import load_scale
 from configs.schema import AdapterRecipe
 from infra.code_digest import ROOT
 from model.architecture.adapters import add_adapters
 from model.architecture.four_bit import FourBitMatrices
 from model.architecture.four_bit_layers import four_bit_matrices
 from model.architecture.transformer import Glm4Moe
-from model.formats.checkpoint_names import checkpoint_names, checkpoint_shapes
+from model.formats.checkpoint_names import checkpoint_names, checkpoint_shapes, to_checkpoint_tensors
 from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
 from tasks.training.parallel.partitions import frozen_pieces_of
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.plan import launch_rules
+from tasks.training.plan.machine import H100
 from tasks.training.plan.rank_memory import rank_memory
+from tasks.training.plan.search import find_topology
 from tasks.training.state.initial_weights import InitialWeights
 from tasks.training.state.state import load_frozen, load_master
 from tasks.training.state.tensor_sources import FreshAdapters
@@ -39,6 +42,7 @@ needs_bitsandbytes = pytest.mark.skipif(
     reason="bitsandbytes holds weights in 4 bits: pip install 'glm46[qlora]'",
 )
 QLORA = LORA | {"kind": "qlora"}
+ATTENTION_AND_MLP = ("attention", "dense_mlp", "shared_experts")
 OF_ATTENTION = QLORA | {"targets": ["attention"]}
 ON_ONE_RANK = [
     {"adapter": QLORA},
@@ -173,6 +177,33 @@ def test_bytes_of_the_frozen_weights_are_those_of_the_plan_and_a_broken_start_is
         "tensor model.layers.1.mlp.experts.2.up_proj.weight holds numbers that are not finite, which 4 bits have no "
         "code for: start from sound weights"
     )
+
+
+def test_air_in_4_bits_fits_a_gpu_of_80_gb_where_its_routed_experts_have_no_adapters():
+    scale = load_scale("recipes/glm45_air_lora")
+    own = {"num_ranks": 1, "ranks_per_node": 1, "pipeline_parallel": 1, "expert_parallel": 1, "zero_stage": 0}
+    resources = scale.phases[0].resources.model_copy(update=own)
+    lora = scale.training_recipe(scale.phases[0])
+    needed = {}
+    for kind, targets in (("lora", ATTENTION_AND_MLP), ("qlora", ATTENTION_AND_MLP), ("qlora", lora.adapter.targets)):
+        adapter = lora.adapter.model_copy(update={"kind": kind, "targets": targets})
+        needed[kind, len(targets)] = rank_memory(lora.model_copy(update={"adapter": adapter}), resources)
+    assert needed["qlora", 3].device < 0.92 * resources.device_memory_bytes
+    assert needed["qlora", 4].device > resources.device_memory_bytes < needed["lora", 3].weights
+    with torch.device("meta"):
+        tensors = to_checkpoint_tensors(Glm4Moe(lora.model).state_dict())
+    mtp = f"model.layers.{lora.model.num_hidden_layers}."
+    in_four_bits = sum(
+        tensor.numel() for name, tensor in tensors.items() if name.endswith("_proj.weight") and not name.startswith(mtp)
+    )
+    others = sum(tensor.numel() for tensor in tensors.values()) - in_four_bits
+    assert in_four_bits > 1.05e11
+    assert needed["qlora", 3].weights == pytest.approx(4.127 / 8 * in_four_bits + 2 * others, rel=1e-4)
+    found = find_topology(lora.model_copy(update={"adapter": adapter}), resources, 1000, H100)
+    assert found is None  # with adapters of the routed experts; nothing divides 4 bits
+    alone = lora.adapter.model_copy(update={"kind": "qlora", "targets": ATTENTION_AND_MLP})
+    found = find_topology(lora.model_copy(update={"adapter": alone}), resources, 1000, H100)
+    assert found is not None and not launch_rules.divided_four_bits(found.resources)
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,18 @@ def untrainable_in_four_bits(recipe: TrainingRecipe, resources: TrainingResource
             f"adapter.kind qlora needs bitsandbytes {BITSANDBYTES} for its weights in 4 bits, {found}: pip install "
             f"'glm46[qlora]', or set adapter.kind to lora"
         )
-    reasons += [
+    reasons += divided_four_bits(resources)
+    if isinstance(recipe.objective, PolicyObjective) or recipe.reads_pairs:
+        reasons.append(
+            f"adapter.kind qlora cannot train {recipe.objective.kind}, which compares it with weights that are not "
+            f"in 4 bits: set adapter.kind to lora"
+        )
+    return reasons
+
+
+def divided_four_bits(resources: TrainingResources) -> list[str]:
+    """Every reason against a topology for qlora."""
+    reasons = [
         f"adapter.kind qlora with {axis} {getattr(resources, axis)}, which would divide matrices in 4 bits: set {axis} "
         f"to 1, or adapter.kind to lora"
         for axis in MODEL_AXES
@@ -163,11 +174,6 @@ def untrainable_in_four_bits(recipe: TrainingRecipe, resources: TrainingResource
         reasons.append(
             f"adapter.kind qlora with zero_stage {resources.zero_stage}: set zero_stage to 1 or less, or adapter.kind "
             f"to lora"
-        )
-    if isinstance(recipe.objective, PolicyObjective) or recipe.reads_pairs:
-        reasons.append(
-            f"adapter.kind qlora cannot train {recipe.objective.kind}, which compares it with weights that are not "
-            f"in 4 bits: set adapter.kind to lora"
         )
     return reasons
 
