@@ -91,7 +91,10 @@ def _scale_codes(device: torch.device) -> Tensor:
 
 
 def _functional() -> Any:
-    """bitsandbytes.functional."""
+    """bitsandbytes.functional. Raises ValueError where it is not installed."""
     # On some CPUs it warns at import of a kernel for inference, which is never called here.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    return import_module("bitsandbytes.functional")
+    try:
+        return import_module("bitsandbytes.functional")
+    except ModuleNotFoundError as error:
+        raise ValueError("weights in 4 bits need bitsandbytes: pip install 'glm46[qlora]'") from error

@@ -11,13 +11,14 @@ from torch.func import functional_call
 pytest.importorskip("bitsandbytes", reason="bitsandbytes holds weights in 4 bits: pip install 'glm46[qlora]'")
 
 from configs.schema import AdapterRecipe
-from model.architecture.adapters import add_adapters
+from model.architecture.adapters import add_adapters, scaling_of
 from model.architecture.counts import four_bit_bytes
 from model.architecture.four_bit import FourBitMatrices
 from model.architecture.four_bit_layers import four_bit_matrices
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_names, checkpoint_shapes, to_checkpoint_tensors
-from tasks.training.state.tensor_sources import FreshAdapters
+from tasks.training.state.adapter_export import MergedTensors
+from tasks.training.state.tensor_sources import FreshAdapters, StateFiles
 from tests.model.test_adapters import EVERYTHING, FAMILIES, TOKENS_BT, Weights, merge_one, written
 from tests.support.model_recipes import GLM46, random_model
 from tests.support.saved_models import save_checkpoint
@@ -161,11 +162,15 @@ def test_a_cast_of_the_model_leaves_the_scales_as_they_are():
     assert all(held.whole(0, torch.float32).equal(before[name]) for name, held in four_bit_matrices(model).items())
 
 
-def test_peft_computes_the_same_logits_from_the_written_adapter(tmp_path):
+def test_peft_and_merged_weights_compute_the_same_logits_from_the_written_adapter(tmp_path):
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     recipe = GLM46.model_copy(update={"num_nextn_predict_layers": 0})
     model, weights = held_in_four_bits(recipe, QLORA)
     written(model, QLORA, tmp_path)
+    shapes = {name: each.shape for name, each in weights.items()}
+    merged = MergedTensors(Weights(weights), shapes, StateFiles(tmp_path, "master"), scaling_of(QLORA))
+    exported = plain_model(recipe, {name: merged.tensor(name) for name in weights})
+    torch.testing.assert_close(model(TOKENS_BT).logits_BTV, exported(TOKENS_BT).logits_BTV, rtol=1e-5, atol=1e-5)
     save_checkpoint(
         plain_model(recipe, weights),
         tmp_path / "hf",

@@ -17,7 +17,7 @@ from model.architecture.adapters import add_adapters
 from model.architecture.four_bit import FourBitMatrices
 from model.architecture.four_bit_layers import four_bit_matrices
 from model.architecture.transformer import Glm4Moe
-from model.formats.checkpoint_names import checkpoint_names, checkpoint_shapes, to_checkpoint_tensors
+from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
 from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
 from tasks.training.parallel.partitions import frozen_pieces_of
 from tasks.training.parallel.ranks import connect_ranks
@@ -25,9 +25,10 @@ from tasks.training.plan import launch_rules
 from tasks.training.plan.machine import H100
 from tasks.training.plan.rank_memory import rank_memory
 from tasks.training.plan.search import find_topology
+from tasks.training.state.export import names_in_four_bits
 from tasks.training.state.initial_weights import InitialWeights
 from tasks.training.state.state import load_frozen, load_master
-from tasks.training.state.tensor_sources import FreshAdapters
+from tasks.training.state.tensor_sources import FourBitWeights, FreshAdapters
 from tests.support.parallel_steps import resources_of
 from tests.support.rank_processes import on_ranks
 from tests.support.training_inputs import RESOURCES, TrainingInputs, metrics_of, small_recipe
@@ -58,24 +59,6 @@ ON_TWO_RANKS = [
 ]
 
 
-class WholeAgain:
-    """Weights whose matrices in 4 bits are made whole: what qlora computes with."""
-
-    def __init__(self, weights, in_four_bits):
-        self.weights, self.in_four_bits = weights, in_four_bits
-
-    def names(self):
-        return self.weights.names()
-
-    def read(self, name, shape):
-        weight = self.weights.read(name, shape)
-        if name not in self.in_four_bits:
-            return weight
-        held = FourBitMatrices(torch.Size((1, *shape)), weight.device)
-        held.put(0, weight)
-        return held.whole(0, torch.float32)
-
-
 class WithNan(InitialWeights):
     """Weights of which one expert is broken."""
 
@@ -84,13 +67,6 @@ class WithNan(InitialWeights):
         if name == "model.layers.1.mlp.experts.2.up_proj.weight":
             weight[3, 4] = torch.nan
         return weight
-
-
-def names_in_four_bits() -> set[str]:
-    with torch.device("meta"):
-        model = Glm4Moe(MODEL)
-        add_adapters(model, AdapterRecipe.model_validate(QLORA))
-    return {each for name, held in four_bit_matrices(model).items() for each in checkpoint_names(name, held.shape[0])}
 
 
 def build(num_ranks, adapter, dtype="float32", initial=InitialWeights, is_lora=False, **changes):
@@ -106,7 +82,9 @@ def build(num_ranks, adapter, dtype="float32", initial=InitialWeights, is_lora=F
     materialize(model, torch.device("cpu"), frozen_dtype=getattr(torch, dtype))
     optimizer = small_recipe().optimizer.model_copy(update={"kind": "adamw", "adam_eps": ADAM_EPS})
     trainable = build_trainable(model, optimizer, dtype, resources, ranks)
-    frozen = WholeAgain(weights, names_in_four_bits()) if is_lora else weights
+    frozen = (
+        FourBitWeights(weights, names_in_four_bits(MODEL, AdapterRecipe.model_validate(QLORA))) if is_lora else weights
+    )
     load_frozen(trainable, frozen, "the initial weights")
     load_master(trainable, FreshAdapters(shapes, weights, seed=2), "the fresh adapters")
     return trainable
@@ -226,19 +204,24 @@ def tuned(inputs, base):
 
 
 @needs_bitsandbytes
-def test_a_phase_learns_as_lora_does_saves_the_adapter_only_and_exports_the_start_with_it_merged_in(
-    inputs, base, tuned
-):
+def test_a_phase_learns_as_lora_does_saves_the_adapter_only_and_exports_what_it_computed_with(inputs, base, tuned):
     lora = inputs.train(inputs.chat_arguments(qlora_recipe(adapter=LORA), start=base))
     losses, of_lora = ([line["lm"] for line in metrics_of(each.path("metrics.jsonl"))] for each in (tuned, lora))
     assert losses[-1] < losses[0] - 0.5
     assert losses[-1] == pytest.approx(of_lora[-1], abs=0.1) and losses != of_lora
     assert {path.name for path in tuned.directory("handover").iterdir()} == {"state.json"}
+    assert tuned.record.unreached_tensors == lora.record.unreached_tensors == ()
     assert json.loads(tuned.path("adapter/adapter_config.json").read_text())["peft_type"] == "LORA"
     before, after = (load_file(each.path("hf/model.safetensors")) for each in (base, tuned))
     adapter = load_file(tuned.path("adapter/adapter_model.safetensors"))
     assert before.keys() == after.keys()
+    in_four_bits = names_in_four_bits(qlora_recipe().model, qlora_recipe().adapter)
+    assert in_four_bits == {name for name in before if name.endswith("_proj.weight") and ".layers.3." not in name}
     for name, weight in before.items():
+        if name in in_four_bits:
+            held = FourBitMatrices(torch.Size((1, *weight.shape)), weight.device)
+            held.put(0, weight)
+            weight = held.whole(0, torch.float32)
         stem = f"base_model.model.{name.removesuffix('weight')}"
         expected = weight
         if f"{stem}lora_A.weight" in adapter:
