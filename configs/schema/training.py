@@ -84,7 +84,8 @@ class AdapterRecipe(Frozen):
 
     kind: Literal["none", "lora", "dora", "qlora"]
     """dora also trains a magnitude per output, of attention only: PEFT loads no others into this architecture. qlora is
-    lora on weights of 4 bits; it is refused, as no rank has their kernels."""
+    lora while all matrices of the trunk's attention, MLPs and experts, adapted or not, are held in 4 bits (NF4, arXiv
+    2305.14314); it needs bitsandbytes (`pip install 'glm46[qlora]'`)."""
     rank: int = Field(gt=0)
     alpha: float = Field(gt=0)
     """The addition is scaled by alpha / rank."""

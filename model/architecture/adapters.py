@@ -1,8 +1,11 @@
-"""Low-rank adapters: LoRA (arXiv 2106.09685) and DoRA (arXiv 2402.09353) on the matrices of a model whose own stay.
+"""Low-rank adapters: LoRA (arXiv 2106.09685), DoRA (arXiv 2402.09353) and QLoRA (arXiv 2305.14314), on the matrices of
+a model whose own stay.
 
 The mathematics and the names are those of PEFT. A matrix W computes W x + alpha / rank * B A x; DoRA scales each
 output by a trained magnitude over the norm of its row of W + alpha / rank * B A, through which no gradient flows
-(section 4.3). B starts at zero and magnitudes at the norms of W, so an adapter begins as the model itself.
+(section 4.3). B starts at zero and magnitudes at the norms of W, so an adapter begins as the model itself. QLoRA is
+LoRA where all matrices of the trunk's attention, MLPs and experts are held in 4 bits, with an adapter or without
+(four_bit_layers.py).
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ from torch import Tensor, nn
 
 from configs.schema import AdapterRecipe
 from model.architecture.decoder_layer import DecoderLayer
-from model.architecture.gated_mlp import GatedMlp
-from model.architecture.grouped_linear import grouped_linear
-from model.architecture.moe import Experts, MixtureOfExperts
+from model.architecture.four_bit_layers import hold_in_four_bits
+from model.architecture.gated_mlp import SeparateMlp
+from model.architecture.grouped_linear import frozen_linear, grouped_linear
+from model.architecture.moe import Experts, MixtureOfExperts, SeparateExperts
 from model.architecture.transformer import Glm4Moe
 
 LORA_A, LORA_B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
@@ -81,7 +85,8 @@ class AdaptedLinear(nn.Linear):
     def __init__(
         self, linear: nn.Linear, adapter: AdapterRecipe, dropout: AdapterDropout | None = None, matrix: int = 0
     ) -> None:
-        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         device = linear.weight.device
         self.lora_A = nn.Linear(self.in_features, adapter.rank, bias=False, device=device)
@@ -94,7 +99,7 @@ class AdaptedLinear(nn.Linear):
         self.is_on = True
 
     def forward(self, input: Tensor) -> Tensor:
-        out = F.linear(input, self.weight)
+        out = frozen_linear(input, self.weight)
         if self.is_on:
             out = self._adapted(input, out)
         return out if self.bias is None else out + self.bias
@@ -121,19 +126,7 @@ def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class AdaptedMlp(GatedMlp):
-    """The MLP of a dense layer or the shared expert, of adapted matrices."""
-
-    def __init__(self, mlp: GatedMlp, adapt: Callable[[nn.Linear], AdaptedLinear]) -> None:
-        nn.Module.__init__(self)
-        for name in MLP_MATRICES:
-            setattr(self, name, adapt(getattr(mlp, name)))
-
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(hidden_BTD)) * self.up_proj(hidden_BTD))
-
-
-class AdaptedExperts(Experts):
+class AdaptedExperts(SeparateExperts):
     """Frozen experts with a LoRA each, stacked as they are: `gate_proj_lora_A` (E, rank, D) and so on."""
 
     def __init__(self, experts: Experts, adapter: AdapterRecipe) -> None:
@@ -144,14 +137,11 @@ class AdaptedExperts(Experts):
             num_experts, num_outputs, num_inputs = weight_EOI.shape
             setattr(self, name, weight_EOI)
             for half, shape in (("A", (adapter.rank, num_inputs)), ("B", (num_outputs, adapter.rank))):
-                setattr(self, f"{name}_lora_{half}", nn.Parameter(weight_EOI.new_empty(num_experts, *shape)))
+                low_rank = torch.empty(num_experts, *shape, device=weight_EOI.device)
+                setattr(self, f"{name}_lora_{half}", nn.Parameter(low_rank))
 
-    def forward(self, tokens_RD: Tensor, counts_E: Tensor) -> Tensor:
-        gate_RF, up_RF = (self._product(name, tokens_RD, counts_E) for name in ("gate_proj", "up_proj"))
-        return self._product("down_proj", F.silu(gate_RF) * up_RF, counts_E)
-
-    def _product(self, name: str, rows_RI: Tensor, counts_E: Tensor) -> Tensor:
-        out_RO = grouped_linear(rows_RI, getattr(self, name), counts_E)
+    def product(self, name: str, rows_RI: Tensor, counts_E: Tensor) -> Tensor:
+        out_RO = super().product(name, rows_RI, counts_E)
         if not self.is_on:
             return out_RO
         inner_RR = grouped_linear(rows_RI, getattr(self, f"{name}_lora_A"), counts_E)
@@ -175,16 +165,18 @@ def add_adapters(model: Glm4Moe, adapter: AdapterRecipe, seed: int = 0) -> None:
 
     for layer in model.model.layers[: model.recipe.num_hidden_layers]:
         assert isinstance(layer, DecoderLayer), layer
+        if adapter.kind == "qlora":
+            hold_in_four_bits(layer)
         if "attention" in adapter.targets:
             for name in ATTENTION_MATRICES:
                 setattr(layer.self_attn, name, adapt(getattr(layer.self_attn, name)))
         if isinstance(layer.mlp, MixtureOfExperts):
             if "shared_experts" in adapter.targets and layer.mlp.shared_experts is not None:
-                layer.mlp.shared_experts = AdaptedMlp(layer.mlp.shared_experts, adapt)
+                layer.mlp.shared_experts = SeparateMlp(layer.mlp.shared_experts, adapt)
             if "routed_experts" in adapter.targets:
                 layer.mlp.experts = AdaptedExperts(layer.mlp.experts, adapter)
         elif "dense_mlp" in adapter.targets:
-            layer.mlp = AdaptedMlp(layer.mlp, adapt)
+            layer.mlp = SeparateMlp(layer.mlp, adapt)
 
 
 def is_frozen(model: nn.Module) -> bool:

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from configs.schema import AdapterRecipe, AdapterTarget, ModelRecipe
 
+FOUR_BIT_BLOCK = 64
+"""Elements of a matrix in 4 bits that share a scale of 8 bits (model/architecture/four_bit.py)."""
+FOUR_BIT_GROUP = 256
+"""Scales that share a range, a float32."""
+
 
 @dataclass(frozen=True)
 class ParameterCounts:
@@ -121,6 +126,12 @@ def count_trained(recipe: ModelRecipe, adapter: AdapterRecipe) -> TrainedCounts:
         outside=0,
         num_mtp=0,
     )
+
+
+def four_bit_bytes(num_elements: int) -> int:
+    """Bytes of one matrix in 4 bits, with its scales: 4.127 bits for each element of a large one."""
+    num_blocks = -(-num_elements // FOUR_BIT_BLOCK)
+    return -(-num_elements // 2) + num_blocks + 4 * -(-num_blocks // FOUR_BIT_GROUP) + 4
 
 
 def training_flops_per_token(

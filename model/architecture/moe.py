@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from configs.schema import ModelRecipe
 from model.architecture.gated_mlp import GatedMlp, apply_grouped_mlp
+from model.architecture.grouped_linear import grouped_linear
 
 
 class Dispatched(NamedTuple):
@@ -170,6 +171,18 @@ class Experts(nn.Module):
 
     def forward(self, tokens_RD: Tensor, counts_E: Tensor) -> Tensor:
         return apply_grouped_mlp(tokens_RD, self.gate_proj, self.up_proj, self.down_proj, counts_E)
+
+
+class SeparateExperts(Experts):
+    """Experts whose three products are made one after the other: with adapters, or in 4 bits."""
+
+    def forward(self, tokens_RD: Tensor, counts_E: Tensor) -> Tensor:
+        gate_RF, up_RF = (self.product(name, tokens_RD, counts_E) for name in ("gate_proj", "up_proj"))
+        return self.product("down_proj", F.silu(gate_RF) * up_RF, counts_E)
+
+    def product(self, name: str, rows_RI: Tensor, counts_E: Tensor) -> Tensor:
+        """(R, O): each row times its expert's matrix of that name."""
+        return grouped_linear(rows_RI, getattr(self, name), counts_E)
 
 
 class MixtureOfExperts(nn.Module):

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from model.formats.hf_checkpoint import load_model
 from tests.support.pipeline import glm46
 from tests.support.training_inputs import TrainingInputs, small_recipe
-from tests.training.test_adapters import WEIGHTS, adapter_recipe
+from tests.training.adapters.test_adapters import WEIGHTS, adapter_recipe
 from tests.training.test_phase import SAVE_EVERY_STEP, train_until_killed
 
 

@@ -316,7 +316,7 @@ def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, t
         (
             {"adapter": {"kind": "qlora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["attention"]}},
             {},
-            "adapter.kind qlora computes with frozen weights of 4 bits, .*: set adapter.kind to lora",
+            "adapter.kind qlora cannot train grpo, .*: set adapter.kind to lora",
         ),
         ({}, {"launcher": "ssh"}, "launcher ssh needs queue.hostfile: set it in the same resources"),
         ({}, {"launcher": "kubernetes"}, "queue.image: .*; launcher kubernetes needs queue.volume_claim"),

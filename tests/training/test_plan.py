@@ -276,7 +276,7 @@ def test_the_source_documents_topology_is_refused_for_each_of_its_reasons():
 
 
 @pytest.mark.parametrize("model", [GLM46, AIR], ids=["glm46", "air"])
-@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("kind", ["lora", "dora", "qlora"])
 def test_adapter_counts_equal_a_sum_over_the_matrices_of_a_built_model(model, kind):
     with torch.device("meta"):
         tensors = to_checkpoint_tensors(Glm4Moe(model).state_dict())

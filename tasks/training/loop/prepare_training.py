@@ -105,7 +105,7 @@ def materialize(model: nn.Module, device: torch.device, frozen_dtype: torch.dtyp
             vars(real).update(vars(parameter))
             setattr(module, name, real)
         for name, buffer in list(module.named_buffers(recurse=False)):
-            module.register_buffer(name, torch.empty_like(buffer, device=device))
+            setattr(module, name, torch.empty_like(buffer, device=device))
 
 
 def build_trainable(

@@ -9,9 +9,9 @@ from tasks.training.plan.bucket_memory import LIVE_ELEMENTS
 from tasks.training.plan.topology import data_parallel
 
 LEAF_MODULES = [
-    "model.architecture.adapters.AdaptedMlp",
     "model.architecture.attention.Attention",
     "model.architecture.gated_mlp.GatedMlp",
+    "model.architecture.gated_mlp.SeparateMlp",
     "model.architecture.moe.MixtureOfExperts",
 ]
 """ZeRO 3 gathers each of these as a whole: they read the weights of the modules inside them without calling those."""

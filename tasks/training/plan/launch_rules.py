@@ -5,6 +5,7 @@ Each refusal names the fix.
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
 from configs.schema import JobResources, PolicyObjective, TrainingRecipe, TrainingResources
@@ -12,6 +13,9 @@ from tasks.training.plan.topology import impossible_topology
 from tasks.training.plan.worlds import refuse_no_smaller_world
 
 QUEUE_OF_LAUNCHER = {"ssh": ("hostfile",), "kubernetes": ("image", "volume_claim")}
+BITSANDBYTES = "0.50.2"
+"""The version that holds weights in 4 bits: exact, since it decides how they are rounded. Here, so that it enters the
+key of a phase by the code, although only qlora needs the package."""
 MODEL_AXES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 """Axes that divide the model or its rows."""
 
@@ -128,10 +132,7 @@ def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) ->
     """Every reason against training an adapter in this phase."""
     adapter, reasons = recipe.adapter, []
     if adapter.kind == "qlora":
-        reasons.append(
-            "adapter.kind qlora computes with frozen weights of 4 bits, for which no rank has kernels: set "
-            "adapter.kind to lora"
-        )
+        reasons += untrainable_in_four_bits(recipe, resources)
     if adapter.kind == "dora" and adapter.targets != ("attention",):
         reasons.append(
             "adapter.kind dora with MLPs or experts: PEFT loads no magnitudes of theirs into this architecture. Set "
@@ -153,6 +154,49 @@ def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) ->
             f"divides trained experts only. Add routed_experts, or set expert_parallel to 1"
         )
     return [*reasons, *impossible_dropout(recipe, resources)]
+
+
+def untrainable_in_four_bits(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
+    """Every reason against frozen weights in 4 bits, which each rank holds whole."""
+    reasons = []
+    installed = distribution_version("bitsandbytes")
+    if installed != BITSANDBYTES:
+        found = f"bitsandbytes {installed} is installed" if installed else "which is not installed"
+        reasons.append(
+            f"adapter.kind qlora needs bitsandbytes {BITSANDBYTES} for its weights in 4 bits, {found}: pip install "
+            f"'glm46[qlora]', or set adapter.kind to lora"
+        )
+    reasons += divided_four_bits(resources)
+    if isinstance(recipe.objective, PolicyObjective) or recipe.reads_pairs:
+        reasons.append(
+            f"adapter.kind qlora cannot train {recipe.objective.kind}, which compares it with weights that are not "
+            f"in 4 bits: set adapter.kind to lora"
+        )
+    return reasons
+
+
+def divided_four_bits(resources: TrainingResources) -> list[str]:
+    """Every reason against a topology for qlora."""
+    reasons = [
+        f"adapter.kind qlora with {axis} {getattr(resources, axis)}, which would divide matrices in 4 bits: set {axis} "
+        f"to 1, or adapter.kind to lora"
+        for axis in MODEL_AXES
+        if getattr(resources, axis) > 1
+    ]
+    if resources.zero_stage > 1:
+        reasons.append(
+            f"adapter.kind qlora with zero_stage {resources.zero_stage}: set zero_stage to 1 or less, or adapter.kind "
+            f"to lora"
+        )
+    return reasons
+
+
+def distribution_version(name: str) -> str:
+    """The installed version of a package, empty where there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def impossible_dropout(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:

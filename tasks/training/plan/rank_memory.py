@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from configs.schema import ModelRecipe, PolicyObjective, PpoObjective, TrainingRecipe, TrainingResources
-from model.architecture.counts import count_parameters, count_trained
+from model.architecture.counts import count_parameters, count_trained, four_bit_bytes
 from tasks.training.plan.activation_memory import activation_bytes
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
 from tasks.training.plan.bucket_memory import bucket_bytes
@@ -65,6 +65,10 @@ class Part:
     """Of the trained ones those that AdamW updates under Muon: embedding, norms, biases."""
     buffers: int = 0
     """Router biases: float32 on every rank, not trained."""
+    in_four_bits: int = 0
+    """Of the weights those that qlora freezes in 4 bits."""
+    four_bit_bytes: int = 0
+    """Their bytes, scales included."""
 
 
 def rank_memory(recipe: TrainingRecipe, resources: TrainingResources) -> RankMemory:
@@ -91,7 +95,8 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
     for part, moved in [*zip(held, trained, strict=True), *beside]:
         over = _over(part, resources)
         copies = _copies(part, resources)
-        weights += element * part.weights / over / (copies if zero == 3 else 1) + FLOAT32_BYTES * part.buffers
+        held_bytes = element * (part.weights - part.in_four_bits) + part.four_bit_bytes
+        weights += held_bytes / over / (copies if zero == 3 else 1) + FLOAT32_BYTES * part.buffers
         gradients += _gradient_bytes(zero, element) * moved.trained / over / (copies if zero >= 2 else 1)
         optimizer += _optimizer_bytes(moved, recipe, zero, element) / over / (copies if zero >= 1 else 1)
     moving = sum(part.weights / _over(part, resources) for part in held)
@@ -117,7 +122,8 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
             layers,
             in_flight=min(num_stages - stage, num_batches),
             is_last=is_last,
-        ),
+        )
+        + element * _largest_whole(recipe),
         buckets=bucket_bytes(resources, int(moving), element),
         update=_update_bytes(recipe, resources, trained, is_last=is_last, is_first=is_first),
         kv_cache=kv_cache,
@@ -142,6 +148,27 @@ def _models_beside(recipe: TrainingRecipe, layers: range, *, is_first: bool, is_
         reference = stage_parts(recipe, recipe.model, layers, is_first=is_first, is_last=is_last)
         beside += [(part, _frozen(part)) for part in reference]
     return beside + [(part, _frozen(part)) for part in scorer if objective.reward_model is not None]
+
+
+def four_bit_matrices(recipe: TrainingRecipe) -> tuple[list[int], list[int], list[int]]:
+    """Elements of each matrix that qlora holds in 4 bits: of a dense layer, of a MoE layer without its routed experts,
+    of one such expert. Empty for other phases."""
+    model = recipe.model
+    if recipe.adapter.kind != "qlora":
+        return [], [], []
+    hidden, shared = model.hidden_size, model.moe_intermediate_size * model.n_shared_experts
+    heads = (model.num_attention_heads, model.num_key_value_heads) * 2
+    attention = [hidden * number * model.head_dim for number in heads]
+    return (
+        attention + 3 * [hidden * model.intermediate_size],
+        attention + 3 * [hidden * shared] * (shared > 0),
+        3 * [hidden * model.moe_intermediate_size],
+    )
+
+
+def _largest_whole(recipe: TrainingRecipe) -> int:
+    """Elements of the largest matrix that is made whole for a product."""
+    return max((size for sizes in four_bit_matrices(recipe) for size in sizes), default=0)
 
 
 def _frozen(part: Part) -> Part:
@@ -247,10 +274,21 @@ def stage_parts(
         ]
     num_trained_moe = num_moe - mtp + trained.num_mtp * is_last
     added = num_dense * trained.dense_layer + num_trained_moe * trained.moe_layer
+    of_dense, of_moe, of_expert = four_bit_matrices(recipe)
+    plain = num_dense * of_dense + (num_moe - mtp) * of_moe
+    routed = (num_moe - mtp) * model.n_routed_experts
     return [
-        Part("tensor", divided, added, 0),
+        Part("tensor", divided, added, 0, 0, sum(plain), sum(map(four_bit_bytes, plain))),
         Part("nothing", norms + routers, 0, 0, buffers),
-        Part("expert", experts, num_trained_moe * model.n_routed_experts * trained.expert, 0),
+        Part(
+            "expert",
+            experts,
+            num_trained_moe * model.n_routed_experts * trained.expert,
+            0,
+            0,
+            routed * sum(of_expert),
+            routed * sum(map(four_bit_bytes, of_expert)),
+        ),
     ]
 
 

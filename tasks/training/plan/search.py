@@ -1,8 +1,8 @@
 """Searches the topology in which a phase's steps take the least time on its ranks: `glm46 plan SCALE --search`.
 
 It tries tensor, pipeline, context and expert parallelism, recomputation and rows per micro-batch. The ZeRO stage is
-another one only where none fits at its own; everything else stays. What no engine can train, or needs more than
-MEMORY_USED of a rank's memory, is left out. Tensor parallelism stays inside a node.
+another one only where none fits at its own; everything else stays. What no engine can train, what qlora cannot divide,
+and what needs more than MEMORY_USED of a rank's memory is left out. Tensor parallelism stays inside a node.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from configs.schema import TrainingRecipe, TrainingResources
+from tasks.training.plan.launch_rules import divided_four_bits
 from tasks.training.plan.machine import MEMORY_USED, Machine
 from tasks.training.plan.rank_memory import rank_memory
 from tasks.training.plan.step_time import StepTime, step_time
@@ -102,5 +103,6 @@ def _candidates(
                 "micro_batch_sequences": rows,
             }
         )
-        if not impossible_topology(recipe, candidate):
+        is_divided = recipe.adapter.kind == "qlora" and divided_four_bits(candidate)
+        if not is_divided and not impossible_topology(recipe, candidate):
             yield candidate

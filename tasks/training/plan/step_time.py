@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from configs.schema import ModelRecipe, TrainingRecipe, TrainingResources
-from model.architecture.counts import count_parameters
+from model.architecture.counts import count_parameters, four_bit_bytes
 from tasks.training.plan.activation_memory import layer_bytes_per_token
 from tasks.training.plan.machine import LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Machine
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.pipeline_stages import stage_layers
-from tasks.training.plan.rank_memory import stage_parts
+from tasks.training.plan.rank_memory import four_bit_matrices, stage_parts
 from tasks.training.plan.topology import data_parallel
 from tasks.training.schedule.phase_steps import summarize_steps
 from tasks.training.schedule.schedules import trains_mtp
@@ -82,14 +82,15 @@ def step_time(
     fullest = _fullest_stage(model, stages) * stages  # over a mean stage
     flops = phase_flops_per_token(recipe, attended_tokens, recipe.adapter.kind != "none")
     again = _recomputed_share(model, resources, attended_tokens)
+    passes = 2 + (3 * again > 0.5)  # forward, backward, and forward again where layers are recomputed
     peak = resources.peak_flops_per_second * MATRIX_SHARE
     matrices = fullest * flops * (1 + again) * tokens / (tensor * context * stages) / peak
     elementwise = _traffic(recipe, resources, element) * own_tokens * fullest / stages * (1 + again)
+    elementwise += passes * _whole_again(recipe, element)
     elementwise /= machine.memory_bytes_per_second * MEMORY_SHARE
     in_node = machine.node_bytes_per_second * LINK_SHARE
     outside = machine.network_bytes_per_second * LINK_SHARE
     layers = fullest * (model.num_hidden_layers + model.num_nextn_predict_layers * trains_mtp(recipe)) / stages
-    passes = 2 + (3 * again > 0.5)  # forward, backward, and forward again where layers are recomputed
     hidden = own_tokens * model.hidden_size * element
     tensor_bytes = layers * passes * 4 * (tensor - 1) * hidden  # gather and sum around attention and MLP
     # Ulysses: queries, keys, values and outputs change between slices of positions and of heads.
@@ -156,6 +157,15 @@ def _traffic(recipe: TrainingRecipe, resources: TrainingResources, element: int)
     )
     passes = 1 + model.num_nextn_predict_layers * trains_mtp(recipe)
     return TRAFFIC_PER_SAVED_BYTE * saved + TRAFFIC_PER_LOGIT * model.vocab_size * passes
+
+
+def _whole_again(recipe: TrainingRecipe, element: int) -> int:
+    """Bytes that a pass reads and writes to make the frozen matrices of qlora whole: a micro-batch uses all experts."""
+    model = recipe.model
+    of_dense, of_moe, of_expert = four_bit_matrices(recipe)
+    num_moe = model.num_hidden_layers - model.first_k_dense_replace
+    sizes = model.first_k_dense_replace * of_dense + num_moe * (of_moe + model.n_routed_experts * of_expert)
+    return sum(map(four_bit_bytes, sizes)) + element * sum(sizes)
 
 
 def _experts_traffic(resources: TrainingResources, machine: Machine) -> tuple[float, float]:

@@ -2,7 +2,8 @@
 
 Both come from the last checkpoint and have whole tensors, whatever the topology. The ranks divide the files among
 them, and each reads what its files hold. An adapter's phase exports the weights with the adapter merged in, the adapter
-itself in PEFT's format (adapter/), and a hand-over state without masters: the next phase reads hf/.
+itself in PEFT's format (adapter/), and a hand-over state without masters: the next phase reads hf/. Weights that qlora
+held in 4 bits are exported as they computed: rounded, then merged.
 
 A hand-over's files: master-NNNNN.safetensors (float32 weights and router biases), momentum-NNNNN (Muon),
 first_moment-NNNNN and second_moment-NNNNN (AdamW), state.json; those of a critic begin with `critic-`. Of an adapter
@@ -21,9 +22,11 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from model.architecture.adapters import scaling_of
+from configs.schema import AdapterRecipe, ModelRecipe
+from model.architecture.adapters import add_adapters, scaling_of
+from model.architecture.four_bit_layers import four_bit_matrices
 from model.architecture.transformer import Glm4Moe
-from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
+from model.formats.checkpoint_names import checkpoint_names, checkpoint_shapes, to_checkpoint_tensors
 from model.formats.hf_checkpoint import ALONE, VOCABULARY_KEY, Writer, config_dict, plan_shards, write_checkpoint
 from model.text.tokenizer_layout import tokenizer_for_text, vocabulary_sha256
 from tasks.training.parallel.control import gathered, on_first_rank
@@ -31,7 +34,7 @@ from tasks.training.state.adapter_export import MergedTensors, write_adapter
 from tasks.training.state.checkpoints import find_checkpoint, read_index
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.saved_state import STATE_FILE, SavedState
-from tasks.training.state.tensor_sources import open_weights
+from tasks.training.state.tensor_sources import FourBitWeights, TensorSource, open_weights
 from tasks.training.state.unreached_tensors import FIRST_MOMENTS, UNREACHED, UNREACHED_FILE
 
 MAX_SHARD_BYTES = 4 << 30
@@ -119,8 +122,19 @@ def export_weights(
     trained = saved.of_kind("master")
     read: Callable[[str], Tensor] = trained.tensor
     if recipe.adapter.kind != "none":
-        weights = open_weights(Path(job.start_dir), Path(job.start_weights_dir), recipe.model)
+        weights: TensorSource = open_weights(Path(job.start_dir), Path(job.start_weights_dir), recipe.model)
+        if recipe.adapter.kind == "qlora":
+            weights = FourBitWeights(weights, names_in_four_bits(recipe.model, recipe.adapter))
         read = MergedTensors(weights, shapes, trained, scaling_of(recipe.adapter)).tensor
         if writer.is_first:
             write_adapter(trained, recipe.adapter, adapter_dir)
     write_checkpoint(read, shapes, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES, writer=writer)
+
+
+def names_in_four_bits(model: ModelRecipe, adapter: AdapterRecipe) -> set[str]:
+    """The tensors of a checkpoint that a phase of qlora holds in 4 bits."""
+    with torch.device("meta"):
+        adapted = Glm4Moe(model)
+        add_adapters(adapted, adapter)
+    held = four_bit_matrices(adapted)
+    return {each for name, matrices in held.items() for each in checkpoint_names(name, matrices.shape[0])}

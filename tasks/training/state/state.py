@@ -11,7 +11,7 @@ exchange what they read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +21,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from model.architecture.adapters import is_frozen
+from model.architecture.four_bit import FourBitMatrices
+from model.architecture.four_bit_layers import four_bit_matrices
 from model.formats.checkpoint_names import checkpoint_names
 from tasks.training.parallel.control import gathered, on_first_rank
 from tasks.training.parallel.partitions import Piece, frozen_pieces_of, pieces_of
-from tasks.training.parallel.ranks import Ranks
+from tasks.training.parallel.ranks import Axis, Ranks
 from tasks.training.parallel.shards import whole_shape
 from tasks.training.state.checkpoints import DamagedCheckpointError, SavedFile, read_index
 from tasks.training.state.own_runs import holders, own_range, runs_of, windows
@@ -179,14 +181,35 @@ def load_master(trainable: Trainable, source: TensorSource, described: str) -> N
     begins with fresh moments."""
     model = trainable.model
     pieces = pieces_of(trainable.engine, model, trainable.ranks)
-    _load(trainable, pieces, {} if is_frozen(model) else router_biases(model), source, described)
+    _load(trainable, pieces, {} if is_frozen(model) else router_biases(model), source, described, {})
 
 
 @torch.no_grad()
 def load_frozen(trainable: Trainable, source: TensorSource, described: str) -> None:
-    """Load what an adapter's phase does not train, router biases too."""
+    """Load what an adapter's phase does not train, router biases too. Raises ValueError where a matrix that is to be
+    held in 4 bits is not finite."""
     model = trainable.model
-    _load(trainable, frozen_pieces_of(trainable.engine, model), router_biases(model), source, described)
+    matrices = four_bit_matrices(model)
+    pieces = frozen_pieces_of(trainable.engine, model)
+    _load(trainable, pieces, router_biases(model), source, described, matrices)
+    for name, each in matrices.items():
+        _quantize(name, each, source, trainable.ranks.stage)
+
+
+def _quantize(name: str, matrices: FourBitMatrices, source: TensorSource, everyone: Axis) -> None:
+    """One matrix in memory at a time, on one rank; the others get it in 4 bits."""
+    if everyone.rank == 0:
+        for number, each in enumerate(checkpoint_names(name, matrices.shape[0])):
+            matrix = source.read(each, matrices.shape[1:])
+            if not matrix.isfinite().all():
+                raise ValueError(
+                    f"tensor {each} holds numbers that are not finite, which 4 bits have no code for: start from "
+                    f"sound weights"
+                )
+            matrices.put(number, matrix)
+    if everyone.group is not None:
+        for buffer in matrices.buffers():
+            dist.broadcast(buffer, everyone.ranks[0], group=everyone.group)
 
 
 def _load(
@@ -195,11 +218,14 @@ def _load(
     buffers: dict[str, Tensor],
     source: TensorSource,
     described: str,
+    matrices: Mapping[str, FourBitMatrices],
 ) -> None:
+    """`matrices` are read elsewhere, but from the same source."""
     names = {parameter: name for name, parameter in trainable.model.named_parameters()}
     wanted = {
         each for parameter, piece in pieces.items() for each in _whole_names(names[parameter], piece, trainable.ranks)
     }
+    wanted |= {each for name, other in matrices.items() for each in checkpoint_names(name, other.shape[0])}
     wanted = _over_stages(wanted | set(buffers), trainable.ranks)
     for name in sorted(wanted ^ source.names()):
         owner = "the model" if name in wanted else described

@@ -8,6 +8,7 @@ tensor depends on the seed and its name only, so every topology starts from the 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from configs.schema import ModelRecipe
 from model.architecture.adapters import LORA_B, MAGNITUDE
+from model.architecture.four_bit import FourBitMatrices
 from model.formats.hf_checkpoint import CheckpointTensors, open_safetensors
 
 SCORE = "score.weight"
@@ -64,6 +66,24 @@ def open_weights(state_dir: Path, weights_dir: Path, recipe: ModelRecipe) -> Ten
     the Hugging Face directory."""
     masters = StateFiles(state_dir, "master")
     return masters if masters.names() else CheckpointTensors(weights_dir, recipe)
+
+
+class FourBitWeights:
+    """Weights of which some matrices are rounded to 4 bits and made whole again, float32: what qlora computes with."""
+
+    def __init__(self, weights: TensorSource, in_four_bits: Collection[str]) -> None:
+        self.weights, self.in_four_bits = weights, in_four_bits
+
+    def names(self) -> set[str]:
+        return self.weights.names()
+
+    def read(self, name: str, shape: torch.Size) -> Tensor:
+        weight = self.weights.read(name, shape)
+        if name not in self.in_four_bits:
+            return weight
+        held = FourBitMatrices(torch.Size((1, *shape)), weight.device)
+        held.put(0, weight)
+        return held.whole(0, torch.float32)
 
 
 class FreshAdapters:

@@ -26,7 +26,7 @@ from tests.model.test_adapters import Weights, adapted_model
 from tests.support.model_recipes import GLM46
 from tests.support.saved_models import from_checkpoint_tensors
 from tests.support.training_inputs import TrainingInputs, metrics_of, small_recipe
-from tests.training.test_adapters import DORA, LORA
+from tests.training.adapters.test_adapters import DORA, LORA
 from tests.training.test_objectives import ANSWERS, GRPO, RL_STEPS, course, rl_recipe, sft_recipe
 from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 from tests.training.test_zero import ADAM_EPS

@@ -17,7 +17,7 @@ from tests.support.rank_processes import on_ranks
 from tests.support.saved_states import whole_tensors
 from tests.support.training_dynamics import AfterSteps, state_digest, trained, variant
 from tests.support.training_inputs import RESOURCES, SEQUENCE_LENGTH, TrainingInputs, metrics_of
-from tests.training.test_adapters import LORA
+from tests.training.adapters.test_adapters import LORA
 from tests.training.test_objectives import GRPO, course, rl_recipe, sft_recipe
 
 NUM_RANKS, NUM_STEPS, GROUPS, GROUP_SIZE = 2, 2, 5, 3
