@@ -17,7 +17,7 @@ from flows.pretrain_model import pretrain_model
 from flows.release_model import promote_release, release_model
 from flows.running.run import ReleasedModel, Run
 from flows.running.stage_log import StageLog
-from flows.show.expect_cost import say_cost
+from flows.expect_cost import say_cost
 from flows.show.outcome import RunOutcome
 from flows.show.report_failure import tell_failure, tell_refusal
 from flows.show.report_run import PublishedReport, report_run
