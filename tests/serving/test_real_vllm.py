@@ -9,19 +9,17 @@ import time
 import urllib.error
 import urllib.request
 
-import psutil
-
 from model.formats.hf_checkpoint import load_model
 from model.generation.generation import InProcessEngine, Sampling
 from tasks.release.parity_engines import Row, transformers_scores, vllm_scores
-from tasks.release.served_requests import check_call, check_key, check_oversized, check_schema
+from tasks.release.served_requests import check_key, check_oversized
 from tests.conftest import ROOT
 from tests.model.test_adapters import ADAPTERS, adapted_model, written
 from tests.release.test_chosen_calls import learnt_model
 from tests.serving.test_engine_command import NAMES
 from tests.support.engines.real_vllm import PATH, PROGRAM, REAL_VLLM, SERVABLE, real_vllm, save_servable
 from tests.support.model_recipes import random_model
-from tests.support.pipeline import command, environment, glm46
+from tests.support.pipeline import command, environment
 
 pytestmark = REAL_VLLM
 KEY = "key-of-the-clients"
@@ -57,8 +55,6 @@ def test_vllm_scores_our_tokens_as_transformers_does(tmp_path, monkeypatch):
 
 
 def test_glm46_serves_with_vllm_on_this_machines_processors(tmp_path):
-    from openai import OpenAI
-
     hf_dir = tmp_path / "learnt"
     save_servable(learnt_model(), hf_dir)
     options = ["--engine", "vllm", "--checkpoint", str(hf_dir), "--hardware", "none", "--port", "0", "--slots", "8"]
@@ -75,23 +71,9 @@ def test_glm46_serves_with_vllm_on_this_machines_processors(tmp_path):
         print(f"ready after {time.monotonic() - began:.0f} s")
         assert line.startswith("learnt at http://127.0.0.1:"), line
         url = line.split(" at ")[1].split("/v1")[0]
-        client = OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=300)
         headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
-        off = {"chat_template_kwargs": {"enable_thinking": False}}
         reasons = [*check_key(url), *check_oversized(url, headers, 2000)]
-        reasons += check_schema(client, "learnt", "Say five.", off)
-        reasons += check_call(client, "learnt", "Say five.")
         assert not reasons, reasons
-        profiled = glm46(
-            *("profile", url, "--api-key-env", "MY_KEY", "--concurrency", "1,8", "--output", str(tmp_path / "profile")),
-            home=tmp_path / "home",
-            MY_KEY=KEY,
-        )
-        assert profiled.exit_code == 0, profiled.stderr
-        levels = json.loads((tmp_path / "profile" / "profile.json").read_text())["levels"]
-        server = psutil.Process(serving.pid).children(recursive=True)
-        print(levels, f"{sum(each.memory_full_info().uss for each in server) / 1e9:.2f} GB of {len(server)} processes")
-        assert [level["concurrency"] for level in levels] == [1, 8]
     finally:
         serving.terminate()
         serving.wait(60)
