@@ -19,7 +19,7 @@ from tests.evaluation.benchmarks.toy_suite import NEEDLE, ROWS, toy_suite, write
 from tests.support.data_inputs import SHARED_DATA as DATA
 
 OF_THE_HUB = ("release", "aime", "hellaswag", "math")
-"""Suites that test_published_layouts.py reads."""
+"""Suites that test_published_layouts.py and test_release_suite.py read."""
 
 
 @pytest.fixture
