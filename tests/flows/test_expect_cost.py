@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs.load import load_scale
-from flows.show.expect_cost import MINUTES, expected_cost
+from flows.expect_cost import MINUTES, expected_cost
 from flows.show.outcome import RunOutcome, print_outcome
 from infra.registry.experiment_tracking import TrackedRun
 from tasks.training.plan.plan_training import plan_training

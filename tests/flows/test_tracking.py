@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from flows.expect_cost import MINUTES, say_cost
 from flows.running.run import Run
 from flows.running.stage_log import StageLog
-from flows.show.expect_cost import MINUTES, say_cost
 from flows.show.track_run import SCALE_TAG, approve_inputs, dataset_input, flattened, log_training_evidence
 from flows.stages import choose_stages
 from infra.registry import machine_metrics
