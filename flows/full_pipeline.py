@@ -9,6 +9,7 @@ from prefect import flow, get_run_logger
 from configs.load import load_scale
 from flows.assess_suite import find_suite_files, with_suite_files
 from flows.check_start import check_start, local_start
+from flows.expect_cost import say_cost
 from flows.mid_train_model import mid_train_model
 from flows.parameters import DataAddress, ScaleName, StageName
 from flows.post_train_model import post_train_model
@@ -17,7 +18,6 @@ from flows.pretrain_model import pretrain_model
 from flows.release_model import promote_release, release_model
 from flows.running.run import ReleasedModel, Run
 from flows.running.stage_log import StageLog
-from flows.expect_cost import say_cost
 from flows.show.outcome import RunOutcome
 from flows.show.report_failure import tell_failure, tell_refusal
 from flows.show.report_run import PublishedReport, report_run

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
+from flows.expect_cost import MINUTES, say_cost
 from flows.running.run import Run
 from flows.running.stage_log import StageLog
-from flows.show.track_run import approve_inputs, dataset_input, flattened, log_training_evidence
+from flows.show.track_run import SCALE_TAG, approve_inputs, dataset_input, flattened, log_training_evidence
+from flows.stages import choose_stages
 from infra.registry import machine_metrics
 from infra.registry.experiment_tracking import (
     connect,
@@ -129,6 +132,26 @@ def test_a_run_that_ended_goes_on_and_ends_again(client, tmp_path):
     assert [entry.path for entry in client.list_artifacts(run_id, "evidence")] == ["evidence/report.html"]
     finish_run(client, run_id, "FINISHED")
     assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_the_cost_of_a_run_is_that_of_the_last_one_of_the_same_stages(client, mlflow_server, home):
+    said: list[str] = []
+
+    def begin(key: str, until: str | None) -> str:
+        run_id = ensure_run(client, EXPERIMENT, key, key, None, {SCALE_TAG: "micro"})
+        run = replace(toy_run(mlflow_server, home, run_id), log=StageLog(forward=said.append))
+        say_cost(run, choose_stages(run.scale, None, None, until))
+        return run_id
+
+    first = begin("key-cost-1", None)
+    assert " of training on 131,072 tokens, at a speed that is assumed; " in said[-1]
+    log_new_figures(client, first, {MINUTES: 3.5})
+    begin("key-cost-2", None)
+    assert said[-1].startswith("expect 3.5 minutes, as the run of ") and "computed everything" in said[-1]
+    begin("key-cost-3", "sft")
+    assert "at a speed that is assumed" in said[-1], "no run of these stages is known"
+    begin("key-cost-4", "prepare_data")
+    assert len(said) == 3, "nothing is planned for data"
 
 
 def test_the_machine_is_logged_from_the_first_row_on_and_of_a_phase_in_the_store_never(

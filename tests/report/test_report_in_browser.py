@@ -8,7 +8,7 @@ import pytest
 from infra.home import Home
 from infra.storage.open_store import open_store
 from tasks.report.trend_page import TrendRun, trend_page
-from tests.support.browser import browser_path, opened_browser
+from tests.report.browser import browser_path, opened_browser
 from tests.support.report_fakes import STEPS, reported_phases, write_toy_report
 from tests.support.reported_data import reported_data
 
