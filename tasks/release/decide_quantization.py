@@ -102,8 +102,8 @@ def decide_quantization(
 
 
 def checkpoint_loss(scores_path: Path) -> Interval | None:
-    """Interval of the bits per byte that a quantized checkpoint loses, over the documents of quantized_scores.json; None
-    where a score is not finite, and of one document."""
+    """Interval of the bits per byte that a quantized checkpoint loses, over the documents of quantized_scores.json.
+    None where a score is not finite, and of one document."""
     rows = json.loads(scores_path.read_text(encoding="utf-8"))
     return _lost_interval([(row["original"], row["quantized"], row["num_bytes"]) for row in rows])
 
