@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -20,18 +20,22 @@ from torch import Tensor
 from configs.files.atomic_files import write_durably
 from configs.schema import Frozen, GgufType
 from infra.storage.store import hash_file
+from model.architecture.counts import count_parameters
 from model.formats.gguf_checkpoint import write_gguf
 from model.formats.hf_checkpoint import CONFIG_FILE, INDEX_FILE, mtp_copies, plan_shards, stored_dtype, write_checkpoint
 from model.formats.megatron_checkpoint import LATEST_FILE, write_megatron
 from model.formats.safetensors_writer import tensor_bytes, write_safetensors
 from tasks.release.checkpoint_source import HANDOVER, HF, TOKENIZER_FILE, CheckpointSource, open_source
-from tasks.release.gguf_comparison import ConvertedTensors, compare_gguf
-from tasks.release.logit_differences import logit_differences
+from tasks.release.gguf_comparison import ConvertedTensors, compare_gguf, compare_served
 from tasks.training.import_checkpoint import WEIGHTS_SUFFIX, checkpoint_files, imported_position
 
 TargetFormat = Literal["hf", "native", "megatron", "gguf"]
 MtpLayout = Literal["4.6", "4.5"]
 MAX_SHARD_BYTES = 4 << 30
+MAX_COMPARED_PARAMETERS = 1_000_000_000
+"""Parameters up to which both models are loaded, in float32, to compare their logits."""
+NUM_COMPARED_TOKENS = 32
+OURS, TRANSFORMERS, LLAMA_CPP = "glm46", "transformers", "llama.cpp"
 CARD_SUFFIX = ".conversion.json"
 
 
@@ -56,8 +60,8 @@ class ConversionCard(Frozen):
     files: dict[str, str]
     """Sha256 of each file of the export, by its path."""
     largest_logit_differences: dict[str, float]
-    """By engine that computed the export, against the source's numbers on disk, computed by our own code in float32
-    (logit_differences.py); empty where that was not done."""
+    """By engine that computed the export, against the source's numbers on disk, computed by our own code in
+    float32; empty where that was not done."""
     not_compared: str
     """Why not; else empty."""
 
@@ -92,7 +96,7 @@ def convert_checkpoint(
         else:
             _write(source, hashed, temporary, to, mtp_layout)
             found = _compare(temporary, hashed)
-        differences, reason = logit_differences(source, temporary, to)
+        differences, reason = _logit_differences(source, temporary, to)
         variant = {"hf": mtp_layout if source.recipe.num_nextn_predict_layers else "", "gguf": gguf_type}.get(to, "")
         card = ConversionCard(
             source=str(source.path),
@@ -252,6 +256,41 @@ def _compare(target: Path, hashed: HashedTensors) -> ConvertedTensors:
         num_rounded=num_rounded,
         largest_rounding=max(hashed.roundings.values(), default=0.0),
     )
+
+
+def _logit_differences(source: CheckpointSource, target: Path, target_format: str) -> tuple[dict[str, float], str]:
+    """By engine, the largest difference between its logits of the export and ours of the source, over one text of
+    random tokens: our own code of every directory, transformers of hf; of a GGUF file llama.cpp's log-probabilities
+    of the same tokens. Or why there is none."""
+    num_parameters = count_parameters(source.recipe).total
+    if source.is_scored or num_parameters > MAX_COMPARED_PARAMETERS:
+        why = "a reward model has none" if source.is_scored else f"{num_parameters:,} parameters in float32, twice"
+        return {}, why
+    generator = torch.Generator().manual_seed(0)
+    num_tokens = min(NUM_COMPARED_TOKENS, source.recipe.max_position_embeddings)
+    token_ids_BT = torch.randint(0, source.recipe.vocab_size, (1, num_tokens), generator=generator)
+    with torch.inference_mode():
+        wanted_BTV = source.load()(token_ids_BT).logits_BTV
+        if target_format == "gguf":
+            return {LLAMA_CPP: compare_served(target, source, token_ids_BT[0], wanted_BTV[0])}, ""
+        found = {OURS: open_source(target).load()(token_ids_BT).logits_BTV}
+        if target_format == "hf":
+            found[TRANSFORMERS] = _of_transformers(target, token_ids_BT)
+    return {engine: float((logits_BTV - wanted_BTV).abs().max()) for engine, logits_BTV in found.items()}, ""
+
+
+def _of_transformers(target: Path, token_ids_BT: Tensor) -> Tensor:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    with ExitStack() as stack:
+        stack.callback(logging.set_verbosity, verbosity)
+        stack.callback(logging.enable_progress_bar)
+        logging.set_verbosity_error()  # it lists the tensors of the MTP layer, which it does not know
+        logging.disable_progress_bar()
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    return model(input_ids=token_ids_BT).logits
 
 
 def _files_of(path: Path, name: str) -> dict[str, str]:

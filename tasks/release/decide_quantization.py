@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from infra.step import Artifact, Output, digest_of, step
 from tasks.evaluation.bounds import Bound, Verdict
 from tasks.evaluation.comparisons import BENCHMARK, Compared, judge
 from tasks.evaluation.decide_gate import GateDecision
-from tasks.release.format_losses import checkpoint_loss, gguf_loss
+from tasks.evaluation.intervals import Interval, ratio_interval
 
 if TYPE_CHECKING:
     from configs.schema import ReleaseRecipe
@@ -138,3 +139,27 @@ def _benchmark_bounds(
         compared = Compared(figure, BENCHMARK, change.difference(gguf.served), is_required=False)
         bounds.append(judge(compared, CHECKPOINT, margin))
     return bounds
+
+
+def checkpoint_loss(scores_path: Path) -> Interval | None:
+    """Interval of the bits per byte that a quantized checkpoint loses, over the documents of quantized_scores.json.
+    None where a score is not finite, and of one document."""
+    rows = json.loads(scores_path.read_text(encoding="utf-8"))
+    return _lost_interval([(row["original"], row["quantized"], row["num_bytes"]) for row in rows])
+
+
+def gguf_loss(scores_path: Path, gguf_type: str, reference_type: str) -> Interval | None:
+    """The same of a GGUF file beside that of the reference type, over the documents of gguf_scores.json."""
+    scores: dict[str, list[dict[str, Any]]] = json.loads(scores_path.read_text(encoding="utf-8"))
+    pairs = zip(scores[reference_type], scores[gguf_type], strict=True)
+    return _lost_interval(
+        [(before["log_probability"], after["log_probability"], before["num_bytes"]) for before, after in pairs]
+    )
+
+
+def _lost_interval(rows: list[tuple[float | None, float | None, int]]) -> Interval | None:
+    lost = [before - after for before, after, _ in rows if before is not None and after is not None]
+    if len(lost) < max(2, len(rows)):
+        return None
+    low, high = ratio_interval([each / math.log(2) for each in lost], [num_bytes for _, _, num_bytes in rows])
+    return round(low, 6), round(high, 6)

@@ -18,9 +18,9 @@ from infra.storage.open_store import open_store
 from tasks.evaluation.comparisons import FigureChange
 from tasks.evaluation.intervals import Interval
 from tasks.release.convert_to_gguf import GgufFiles
+from tasks.release.decide_quantization import checkpoint_loss, gguf_loss
 from tasks.release.evaluate_gguf import GgufEvaluation
 from tasks.release.evaluate_quantized import QuantizedEvaluation
-from tasks.release.format_losses import checkpoint_loss, gguf_loss
 
 GGUF = "GGUF"
 """After FIGURES_TAG, where quantized checkpoints have the name of their format."""
