@@ -30,8 +30,8 @@ from tasks.data.tokenizer.train_tokenizer import train_tokenizer
 from tasks.data.validate_contract import MAX_LOCAL_BYTES, validate_contract
 from tests.conftest import ROOT
 from tests.data.test_chain import CHAIN_RECIPE, TOKENIZER
+from tests.support.cluster.spark_cluster import spark_cluster
 from tests.support.data_inputs import RECIPE, RESOURCES, cleaned, compute, compute_in, write_corpus, write_packages
-from tests.support.spark_cluster import spark_cluster
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ def test_a_problem_has_symptom_command_cause_fix_prevention_and_test(problem):
 
 
 def test_the_problems_are_those_of_the_source_documents():
-    assert len(PROBLEMS) == 14
-    for word in ("spikes", "NaN", "memory", "slow", "experts", "NCCL", "node fails", "disk", "data", "fit"):
+    assert len(PROBLEMS) == 15
+    for word in ("spikes", "NaN", "memory", "slow", "experts", "NCCL", "node fails", "waits", "disk", "data", "fit"):
         assert any(word in problem for problem in PROBLEMS), word
 
 

@@ -17,10 +17,10 @@ import yaml
 
 from infra.code_digest import ROOT
 from tests.support.cluster.nodes import Node, network_of_nodes
+from tests.support.cluster.spark_cluster import daemon_command, daemon_environment
 from tests.support.cluster.strict_s3 import REGION, strict_server
 from tests.support.faulty_s3 import FaultyServer, Plan, faulty
 from tests.support.pipeline import Finished, command
-from tests.support.spark_cluster import daemon_command, daemon_environment
 
 MASTER_PORT, STATUS_PORT = 7077, 8080
 START_SECONDS = 180
