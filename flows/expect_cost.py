@@ -32,7 +32,7 @@ def say_cost(run: Run, window: StageWindow) -> None:
         return
     runs = runs_with_metrics(client, SCALE_TAG, run.scale.scale, MINUTES, NUM_RUNS)
     alike = [before for before in runs if before.tags.get(STAGES_TAG) == stages]
-    plan = plan_training(run.scale, measured=() if alike else measured_phases(run.store))
+    plan = plan_training(run.scale, measured=() if alike else measured_phases(run.store, run.log.say))
     names = {phase.name for phase in window.phases}
     run.log.say(expected_cost(plan, [phase for phase in plan.phases if phase.name in names], alike))
 
