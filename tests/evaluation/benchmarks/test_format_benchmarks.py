@@ -143,8 +143,9 @@ def test_a_loss_of_a_format_counts_beyond_interval_noise_floor_and_margin(tmp_pa
         benchmarks=change,
     )
 
-    @step(content=("none",))
+    @step(content=("quantized_scores.json",))
     def measure(*, output: Output) -> QuantizedEvaluation:
+        output.path("quantized_scores.json").write_text("[]")
         return made
 
     store = open_store(None, Home(tmp_path))
