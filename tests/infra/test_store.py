@@ -421,6 +421,7 @@ def test_unfinished_work_moves_and_other_work_is_not_adopted(store):
             newer,
             lambda output: write_numbers(output=output),
             lambda p: None,
+            print,
             lambda n, m: None,
             time.monotonic,
         )

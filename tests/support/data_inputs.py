@@ -68,6 +68,7 @@ def compute_in(store: Store, step: Step[Any], **arguments: Any) -> Artifact[Any]
             identity,
             lambda output: step(**arguments, output=output),
             lambda progress: None,
+            print,
             lambda *_: None,
             time.monotonic,
         )

@@ -73,6 +73,7 @@ def ensure(store: Store, toy: Step, computed: list[str] | None = None, **inputs:
             identity,
             lambda output: toy(**inputs, output=output),
             lambda p: None,
+            print,
             lambda rows: None,
             time.monotonic,
         )

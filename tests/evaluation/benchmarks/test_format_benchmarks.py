@@ -122,7 +122,7 @@ def test_a_format_is_asked_the_benchmarks_of_the_release_and_a_broken_one_is_ref
 def test_tables_of_formats_have_the_benchmarks_beside_the_other_figures(measured):
     record = measured[1].record
     shown = quantized_table([record])
-    assert "<td>texts</td>" in shown and "<td>needle</td>" in shown and "to the benchmarks of the release" in shown
+    assert ">texts</td>" in shown and ">needle</td>" in shown and "to the benchmarks of the release" in shown
     assert f"{record.benchmarks['texts'].change.before:.3f}" in shown
     assert list(_quantized_format(record).figures)[-2:] == ["texts", "needle"]
     without = record.model_copy(update={"benchmarks": {}})

@@ -65,6 +65,7 @@ def commit_phase(home: Home, files: dict, recipe: dict) -> tuple[str, LocalStore
             identity,
             lambda output: train_phase(output=output),
             lambda progress: None,
+            print,
             lambda rows: None,
             time.monotonic,
         )
