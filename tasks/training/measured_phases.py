@@ -15,7 +15,6 @@ from tasks.training.train_phase import train_phase
 from tasks.training.watch.effective_time import TIME_FILE, effective_time
 
 JOB_FILE = "job.json"
-POSITIONS = "filled_positions"
 
 
 def measured_phases(store: Store, tell: Callable[[str], None]) -> list[MeasuredPhase]:
@@ -46,15 +45,13 @@ def _measured(phase: Artifact[Record]) -> MeasuredPhase | None:
     lines = [json.loads(line) for line in phase.path(METRICS_FILE).read_text().splitlines()]
     recipe = phase.manifest.identity["recipe"]
     kind_of(recipe)  # the plan compares it: an older recipe has other keys
-    if not all(POSITIONS in line for line in lines):  # of an earlier version, which did not count them
-        return None
     return MeasuredPhase(
         key=phase.key,
         recipe=recipe,
         num_ranks=len(job.rank_pids),
         num_tokens=phase.manifest.record["num_tokens"],
         seconds=spent.productive + spent.paused,
-        num_positions=sum(line[POSITIONS] for line in lines),
+        num_positions=sum(line["filled_positions"] for line in lines),
         attended_tokens=sum(line["attended_tokens"] for line in lines) / len(lines),
         memory_bytes=max(line["memory_bytes"] for line in lines),
         committed_at=phase.committed_at,

@@ -33,7 +33,7 @@ GOOD = {
         "submitted_at": 0.0,
         "stretches": [{"first_step": 0, "opened_at": 0.0, "last_step": 10, "seen_at": 20.0}],
     },
-    "metrics.jsonl": {"attended_tokens": 64.0, "memory_bytes": 10**9},
+    "metrics.jsonl": {"filled_positions": 10_000, "attended_tokens": 64.0, "memory_bytes": 10**9},
 }
 RECIPE = SCALE.training_recipe(SCALE.phases[0]).model_dump(mode="json")
 TOLD = "of the store is not counted, its measurements cannot be read"
@@ -93,7 +93,8 @@ def test_a_measured_phase_tells_hours_and_tokens_per_second(home):
         ({"job.json": None}, RECIPE, "Expecting value"),
         ({"time.json": {"stretches": GOOD["time.json"]["stretches"]}}, RECIPE, "KeyError: 'submitted_at'"),
         ({"metrics.jsonl": None}, RECIPE, "ZeroDivisionError"),
-        ({"metrics.jsonl": {"attended_tokens": 64.0}}, RECIPE, "KeyError: 'memory_bytes'"),
+        ({"metrics.jsonl": {"filled_positions": 1, "attended_tokens": 64.0}}, RECIPE, "KeyError: 'memory_bytes'"),
+        ({"metrics.jsonl": {"attended_tokens": 64.0}}, RECIPE, "KeyError: 'filled_positions'"),
         ({}, {name: value for name, value in RECIPE.items() if name != "course"}, "KeyError: 'course'"),
     ],
 )
