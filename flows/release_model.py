@@ -68,7 +68,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     reasons."""
     checkpoint = assessed.checkpoint
     recipe, job = run.scale.release.recipe, run.scale.release.resources
-    client, name, root = connect(run.mlflow), model_name(run.scale.scale), artifact_root(run.home)
+    client, name = connect(run.mlflow), model_name(run.scale.scale)
 
     figures = (*FIGURES, *suite_figures(run.scale))
     answered = answer_suite(run, checkpoint)
@@ -118,10 +118,20 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     tags = {PROMOTION_TAG: decision.key, PROMOTION_DECISION_TAG: promotion.key, **formats.tags}
     tags |= {} if suite is None else {SUITE_TAG: suite.decision.key}
     tags |= {"glm46.smoke_test": "passed" if smoke.passed else "failed"}
+    version = _register(run, assessed, formats, tags)
+    anchored = decision.record.anchored + (() if suite is None else suite.decision.record.anchored)
+    anchored = () if rivals.is_champion(checkpoint) else anchored
+    scored = (formats.gguf_evaluation, formats.quantized, formats.decision, contamination)
+    return ReleasedModel(version, rivals, anchored, *scored, decision, promotion, suite)
+
+
+def _register(run: Run, assessed: AssessedModel, formats: ReleasedFormats, tags: dict[str, str]) -> str:
+    """The version of the release, with its decisions as tags, and a version of each format."""
+    client, name, root = connect(run.mlflow), model_name(run.scale.scale), artifact_root(run.home)
     version, _ = run_effect(
         run,
         "register release",
-        lambda: ensure_registered(client, name, checkpoint, "hf", assessed.run_id, root, tags, ""),
+        lambda: ensure_registered(client, name, assessed.checkpoint, "hf", assessed.run_id, root, tags, ""),
         describe=lambda result: f"version {result[0]} {result[1]}",
     )
     run_effect(
@@ -129,10 +139,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         "register formats",
         lambda: register_formats(client, f"{name}/{version}", formats.quantized, assessed.run_id, root),
     )
-    anchored = decision.record.anchored + (() if suite is None else suite.decision.record.anchored)
-    anchored = () if rivals.is_champion(checkpoint) else anchored
-    scored = (formats.gguf_evaluation, formats.quantized, formats.decision, contamination)
-    return ReleasedModel(version, rivals, anchored, *scored, decision, promotion, suite)
+    return version
 
 
 def _judge_contamination(run: Run, prepared: PreparedData) -> Artifact[GateDecision]:

@@ -61,21 +61,8 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
     if first > last:
         raise ValueError(f"--from {from_stage} comes after --until {until}: the order is {', '.join(names)}")
     chosen = names[first : last + 1]
-    kind = scale.data.recipe.tokenizer.kind
-    if RELEASE_MODEL in chosen and kind not in ("bpe", "given"):
-        raise ValueError(
-            f"tokenizer.kind {kind}: the release converts to GGUF, which here holds only byte-level BPE; set it to "
-            f"bpe, or leave before "
-            f"the release with --until {names[-2]}"
-        )
-    formats = (*scale.release.recipe.quantized_formats, *scale.release.recipe.gguf_types)
-    calibrated = [name for name in formats if name in (*CALIBRATED_FORMATS, *CALIBRATED_GGUF_TYPES)]
-    if RELEASE_MODEL in chosen and calibrated and scale.calibration_phase is None:
-        raise ValueError(
-            f"release.recipe asks for {' and '.join(calibrated)}, which look at rows of a phase, and "
-            f"no phase of scale {scale.scale} reads any: leave them out, or leave before the release with --until "
-            f"{names[-2]}"
-        )
+    if RELEASE_MODEL in chosen:
+        _refuse_unreleasable(scale, names[-2])
     phases = tuple(phase for phase in scale.phases if phase.name in chosen)
     _refuse_missing_starts(scale, phases)
     if start is None and phases and phases[0].recipe.samples_solutions:
@@ -96,9 +83,27 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
     if RELEASE_MODEL in chosen:
         _refuse_impossible_job("release", scale.release.resources)
     packed = [each for phase in phases for each in (*scale.packed_before(phase), phase)]
-    reads_documents = kind != "given" or not phases or any(phase.recipe.reads_documents for phase in packed)
+    is_given = scale.data.recipe.tokenizer.kind == "given"
+    reads_documents = not is_given or not phases or any(phase.recipe.reads_documents for phase in packed)
     reads_pairs = any(phase.recipe.reads_pairs for phase in phases or scale.phases)
     return StageWindow(phases, RELEASE_MODEL in chosen, reads_documents, reads_pairs)
+
+
+def _refuse_unreleasable(scale: Scale, last_phase: str) -> None:
+    """Raises ValueError for a tokenizer or a format that the release of a scale could not write."""
+    kind = scale.data.recipe.tokenizer.kind
+    if kind not in ("bpe", "given"):
+        raise ValueError(
+            f"tokenizer.kind {kind}: the release converts to GGUF, which here holds only byte-level BPE; set it to "
+            f"bpe, or leave before the release with --until {last_phase}"
+        )
+    formats = (*scale.release.recipe.quantized_formats, *scale.release.recipe.gguf_types)
+    calibrated = [name for name in formats if name in (*CALIBRATED_FORMATS, *CALIBRATED_GGUF_TYPES)]
+    if calibrated and scale.calibration_phase is None:
+        raise ValueError(
+            f"release.recipe asks for {' and '.join(calibrated)}, which look at rows of a phase, and no phase of scale "
+            f"{scale.scale} reads any: leave them out, or leave before the release with --until {last_phase}"
+        )
 
 
 def _refuse_missing_starts(scale: Scale, phases: tuple[PhaseSection, ...]) -> None:

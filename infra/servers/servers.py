@@ -252,19 +252,8 @@ def _start(
     env: Mapping[str, str],
 ) -> Server:
     log_path = home.run_dir / f"{name}.log"
-    command = [
-        sys.executable,
-        "-m",
-        "uvicorn",
-        app,
-        *options,
-        "--host",
-        HOST,
-        "--port",
-        url.rsplit(":", 1)[1],
-        "--log-level",
-        "warning",
-    ]
+    command = [sys.executable, "-m", "uvicorn", app, *options, "--host", HOST]
+    command += ["--port", url.rsplit(":", 1)[1], "--log-level", "warning"]
     with open(private_file(log_path), "ab") as log:
         process = subprocess.Popen(
             command,

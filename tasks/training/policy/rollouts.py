@@ -102,8 +102,7 @@ def sample_answers(
     with their answers; `first_group` is the number of the first prompt in its step; to `seconds` of SAMPLING_PARTS is
     added what the rewards took. Each answer has draws of its own, decided by seed, step and its index in the step:
     neither the rank that samples it nor its batch changes them; of a server the first seeds its own. The size of the
-    batches changes at most the last bits, where decoding rounds by it (bfloat16). Prompts whose kind names an
-    environment are answered in turns.
+    batches changes at most the last bits (bfloat16). Prompts whose kind names an environment are answered in turns.
 
     Raises RewardError for a reward that is no number, VerifierError for a verifier that failed.
     """
