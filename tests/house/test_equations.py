@@ -40,14 +40,18 @@ def page(name: str, *arguments, **named):
     return EQUATIONS[name](*arguments, **named)
 
 
+def drawn(head):
+    torch.nn.init.normal_(head.weight)
+    return head
+
+
 def close(ours, theirs):
     torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), rtol=1e-4, atol=1e-5)
 
 
 def test_router_bias_and_balance():
     recipe = MICRO.model.recipe
-    router = Router(recipe)
-    torch.nn.init.normal_(router.weight)
+    router = drawn(Router(recipe))
     router.e_score_correction_bias.normal_(std=0.3)
     tokens_TD = torch.randn(40, recipe.hidden_size) / 8
     ids_TK, weights_TK, scores_TE = router(tokens_TD)
@@ -138,7 +142,7 @@ def test_ppo():
         page("advantages_with_critic", 1.5, log_ratio_T, values_T, 0.02, 0.99, 0.95),
         generalized_advantages(paid, values_T[None], is_answer, 0.99, 0.95)[0],
     )
-    head, hidden_BTD, before = ScoreHead(4), torch.randn(1, 8, 4), torch.randn(1, 8)
+    head, hidden_BTD, before = drawn(ScoreHead(4)), torch.randn(1, 8, 4), torch.randn(1, 8)
     targets = ValueTargets(torch.randn(1, 8), before, 0.2)
     close(
         page("critic_loss", head.values(hidden_BTD)[0], before[0], targets.returns_BT[0], 0.2),
@@ -149,8 +153,7 @@ def test_ppo():
 def test_pairs():
     hidden_BTD, targets = torch.randn(4, 6, 8), torch.randint(0, 10, (4, 6))
     preference = Preference(torch.tensor([5, 3, 4, 5]), torch.randn(4), 0.1)
-    score, head = ScoreHead(8), LanguageHead(8, 10)
-    torch.nn.init.normal_(head.weight)
+    score, head = drawn(ScoreHead(8)), drawn(LanguageHead(8, 10))
     scores = score(hidden_BTD, preference.last_B)
     close(page("reward_loss", scores[0::2], scores[1::2]), scored_preference_loss(score, hidden_BTD, preference))
     own, ref = head.log_probabilities(hidden_BTD, targets).sum(1), preference.reference_B
