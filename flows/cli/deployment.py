@@ -18,22 +18,19 @@ from flows.cli.run_pipeline import set_environment
 from infra.child_process import take_port
 from infra.code_digest import ROOT
 from infra.home import Home, private_file
-from infra.servers.server_password import API_URL, ENVIRONMENT, MLFLOW_URL, write_environment
-from infra.servers.servers import (
+from infra.servers.recorded_servers import (
     WORKER,
     ServerUrls,
-    ask_databases,
-    exclusive,
     forget,
     read_recorded,
     read_servers_file,
     record,
     recorded_process,
-    start_servers,
-    stop_servers,
-    wait_until_healthy,
     worker_lives,
 )
+from infra.servers.server_answers import wait_for_recorded
+from infra.servers.server_password import API_URL, ENVIRONMENT, MLFLOW_URL, write_environment
+from infra.servers.servers import exclusive, start_servers, stop_servers, wait_until_healthy
 
 SITES = ("local", "slurm", "kubernetes")
 """Work pools; the worker of the first is that of `glm46 up`."""
@@ -52,8 +49,9 @@ def bring_up(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
     """Start and deploy what is not running. What runs stays as it is, also on other ports. Raises ValueError for a port
     in use.
 
-    Where a server has died, the rest is ended and everything starts again: a worker does not connect to another server.
-    Of two processes that bring up one home, the second waits and finds everything running.
+    Where the process of a server has ended, the rest is ended and everything starts again: a worker does not connect
+    to another server. A server that lives is waited for, however late it answers. Of two processes that bring up one
+    home, the second waits and finds everything running.
     """
     with exclusive(home, print):
         urls = read_recorded(home)
@@ -61,7 +59,7 @@ def bring_up(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
             bring_down(home)
             urls = _start_servers(home, prefect_port, mlflow_port)
         set_environment(home, urls.prefect, urls.mlflow)
-        ask_databases(home, urls)
+        wait_for_recorded(home, urls, print)
         if not worker_lives(home, urls):
             _deploy()
             urls = urls.model_copy(update={"pids": {**urls.pids, WORKER: _start_worker(home)}})
@@ -73,7 +71,7 @@ def bring_up(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
 def _start_servers(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
     servers = start_servers(home, take_port(prefect_port), take_port(mlflow_port), detached=True)
     try:
-        urls = wait_until_healthy(home, servers)
+        urls = wait_until_healthy(home, servers, print)
         record(home, urls)
     except BaseException:
         stop_servers(servers)

@@ -6,17 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from infra.home import Home
+from infra.servers.recorded_servers import ServerUrls, ended_servers, log_path, read_recorded, read_servers_file
+from infra.servers.server_answers import ask_databases
 from infra.servers.server_password import API_URL, CLIENT_VARIABLE, MLFLOW_URL, SERVER_HOME, api_password
-from infra.servers.servers import (
-    HEARTBEAT_SECONDS,
-    TELEMETRY_OFF,
-    ServerUrls,
-    ask_databases,
-    read_recorded,
-    read_servers_file,
-    running_servers,
-    silent_servers,
-)
+from infra.servers.servers import HEARTBEAT_SECONDS, TELEMETRY_OFF, running_servers
 
 if TYPE_CHECKING:
     from configs.schema import Scale
@@ -79,11 +72,11 @@ def run_pipeline(
         import flows.full_pipeline  # noqa: F401
 
     with running_servers(home, print, load_flow) as servers:
-        from flows.cli.silent_runs import crash_dead_runs
+        from flows.cli.silent_runs import crash_dead_runs, lost_its_process
         from flows.full_pipeline import full_pipeline
 
-        if servers != read_servers_file(home):  # private servers: any earlier run on these databases has ended
-            crash_dead_runs(lambda flow_run: True)
+        if servers != read_servers_file(home):  # private: of earlier runs on these databases only a worker's may live
+            crash_dead_runs(lambda flow_run: not flow_run.infrastructure_pid or lost_its_process(flow_run))
         try:
             return full_pipeline(scale=scale, store=store, data=data, from_stage=from_stage, start=start, until=until)
         except Exception as error:
@@ -94,12 +87,12 @@ def run_pipeline(
 
 
 def _blame_servers(home: Home, servers: ServerUrls, error: Exception) -> None:
-    """Raises RuntimeError where a server made the run fail: it has stopped, or its database does not answer."""
-    silent = silent_servers(servers)
-    if silent:
-        logs = ", ".join(str(home.run_dir / f"{name}.log") for name in silent)
+    """Raises RuntimeError where a server made the run fail: it has ended, or its database does not answer."""
+    ended = ended_servers(home, servers)
+    if ended:
+        logs = ", ".join(str(log_path(home, name)) for name in ended)
         raise RuntimeError(
-            f"the {' and '.join(silent)} server stopped during the run ({logs}): run again to continue"
+            f"the {' and '.join(ended)} server stopped during the run ({logs}): run again to continue"
         ) from error
     ask_databases(home, servers)
 

@@ -26,7 +26,8 @@ from infra.code_digest import ROOT
 from infra.disk_space import temporary_dir
 from infra.home import Home
 from infra.servers.databases import Database, databases, find_problem
-from infra.servers.servers import WORKER, read_servers_file, silent_servers, worker_lives
+from infra.servers.recorded_servers import WORKER, ended_servers, read_servers_file, worker_lives
+from infra.servers.server_answers import silent_servers
 from infra.step import Manifest
 from infra.storage.manifest_store import CorruptManifestError
 from infra.storage.parallel import map_in_threads
@@ -274,13 +275,18 @@ def _servers(home: Home) -> list[Check]:
     urls = read_servers_file(home)
     if urls is None:
         return [_port(name, port) for name, port in PORTS.items()]
-    silent, has_worker = silent_servers(urls), worker_lives(home, urls)
-    answer = f"{' and '.join(silent)} recorded but silent" if silent else f"{urls.prefect} and {urls.mlflow} answer"
+    ended, has_worker = ended_servers(home, urls), worker_lives(home, urls)
+    silent = [] if ended else silent_servers(urls)
+    found, fix = f"{urls.prefect} and {urls.mlflow} answer", ""
+    if ended:
+        found, fix = f"the process of {' and '.join(ended)} has ended", "glm46 up"
+    elif silent:
+        found, fix = (
+            f"{' and '.join(silent)}: the process lives, but did not answer at once",
+            "wait, else glm46 down and glm46 up",
+        )
     worker = f"process {urls.pids[WORKER]}" if has_worker else "ended: runs that are asked for stay Late"
-    return [
-        Check("servers", not silent, answer, "glm46 up" if silent else ""),
-        Check(WORKER, has_worker, worker, "" if has_worker else "glm46 up"),
-    ]
+    return [Check("servers", not fix, found, fix), Check(WORKER, has_worker, worker, "" if has_worker else "glm46 up")]
 
 
 def _database(database: Database) -> Check:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 from configs.files.atomic_files import replace_durably
 from infra.code_digest import ROOT
 from infra.home import Home, private_file
-from infra.servers.servers import recorded_process
+from infra.servers.recorded_servers import recorded_process
 
 HOST = "127.0.0.1"
 START_SECONDS = 60

@@ -21,7 +21,7 @@ from infra.home import Home
 from infra.registry.experiment_tracking import KEY_TAG, connect
 from infra.registry.model_package import package_files
 from infra.servers.databases import check_database, mlflow_database
-from infra.servers.servers import read_recorded
+from infra.servers.recorded_servers import read_recorded
 from infra.step import Artifact
 from infra.storage.s3_store import S3Store
 from infra.storage.store import Store

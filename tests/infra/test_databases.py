@@ -7,13 +7,16 @@ import threading
 import time
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
 from infra.child_process import free_port
 from infra.machine import doctor
+from infra.servers import server_answers
 from infra.servers.databases import MLFLOW_DATABASE, PREFECT_DATABASE, databases, open_databases
-from infra.servers.servers import ServerUrls, ask_databases
+from infra.servers.recorded_servers import ServerUrls
+from infra.servers.server_answers import ask_databases
 from tests.support.pipeline import glm46
 
 PATIENCE_SECONDS = 60
@@ -93,24 +96,43 @@ def test_a_command_on_the_registry_says_in_a_sentence_that_its_database_does_not
 class AnswersHealthOnly(BaseHTTPRequestHandler):
     """What MLflow's server does after its database was removed."""
 
+    answers: ClassVar[list[int]] = []
+    """Codes of the first answers to questions; the others are 500."""
+
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
 
     def do_POST(self) -> None:
-        self.send_response(500)
+        self.send_response(self.answers.pop(0) if self.answers else 500)
         self.end_headers()
 
     def log_message(self, *arguments: object) -> None:
         """Say nothing."""
 
 
-def test_a_server_that_answers_without_its_database_is_named(home):
+@pytest.fixture
+def servers():
+    """URLs of a server without its database."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), AnswersHealthOnly)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
+    yield ServerUrls(prefect=url, mlflow=url, pids={})
+    server.shutdown()
+
+
+def test_a_server_that_answers_without_its_database_is_named(servers, home):
     with pytest.raises(
         RuntimeError, match=r"the prefect server answers, but not from its database \(.*500.*move .*prefect.db away"
     ):
-        ask_databases(home, ServerUrls(prefect=url, mlflow=url, pids={}))
-    server.shutdown()
+        ask_databases(home, servers)
+
+
+def test_a_busy_database_is_asked_again_and_nobody_is_told_to_move_it(servers, home, monkeypatch):
+    monkeypatch.setattr(AnswersHealthOnly, "answers", [503, 503, 200, 200])
+    ask_databases(home, servers)
+    assert not AnswersHealthOnly.answers
+    monkeypatch.setattr(AnswersHealthOnly, "answers", [503] * 100)
+    monkeypatch.setattr(server_answers, "DATABASE_SECONDS", 0.3)
+    with pytest.raises(RuntimeError, match=r"the prefect server did not answer from its database within 0\.3 s: wait"):
+        ask_databases(home, servers)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 
 import pytest
 
 from configs import machine
 from infra.child_process import free_port
 from infra.machine import doctor
-from infra.servers.servers import ServerUrls, record
+from infra.servers.recorded_servers import ServerUrls, record
 from tests.support.pipeline import glm46
 
 
@@ -36,11 +38,21 @@ def test_a_package_of_another_version_is_named(home, monkeypatch):
     assert not check.passed and "prefect 0.0.1, asked for ==" in check.found and "constraints.txt" in check.fix
 
 
-def test_recorded_servers_that_are_silent_are_named(home):
+@pytest.mark.parametrize(
+    ("home_of_process", "found", "fix"),
+    [
+        ("another", "the process of prefect and mlflow has ended", "glm46 up"),
+        ("", "prefect and mlflow: the process lives, but did not answer at once", "wait, else glm46 down and glm46 up"),
+    ],
+)
+def test_recorded_servers_that_do_not_answer_are_dead_only_without_a_process(home_of_process, found, fix, home):
     urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
-    record(home, ServerUrls(prefect=urls[0], mlflow=urls[1], pids={}))
-    check = named(doctor.check_machine(home), "servers")
-    assert (check.passed, check.found, check.fix) == (False, "prefect and mlflow recorded but silent", "glm46 up")
+    environment = {"GLM46_HOME": home_of_process or str(home.root)}
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, **environment}) as process:
+        record(home, ServerUrls(prefect=urls[0], mlflow=urls[1], pids={"prefect": process.pid, "mlflow": process.pid}))
+        check = named(doctor.check_machine(home), "servers")
+        process.kill()
+    assert (check.passed, check.found, check.fix) == (False, found, fix)
 
 
 def test_a_port_of_up_that_is_taken_is_said(home, monkeypatch):

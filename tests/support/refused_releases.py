@@ -592,7 +592,8 @@ def main() -> None:
     home = Home(Path(sys.argv[1]))
     os.environ["GLM46_HOME"] = str(home.root)
     from infra.home import open_home
-    from infra.servers.servers import record, running_servers
+    from infra.servers.recorded_servers import record
+    from infra.servers.servers import running_servers
 
     home = open_home()
     with running_servers(home, print) as servers:

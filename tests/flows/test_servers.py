@@ -1,0 +1,122 @@
+"""A server is dead when its process has ended, never because it answers late: what lives is waited for and kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from functools import partial
+from unittest.mock import patch
+
+import pytest
+
+from flows.cli.deployment import bring_down, bring_up
+from infra.child_process import free_port
+from infra.servers import server_answers
+from infra.servers.recorded_servers import ServerUrls, log_path, read_recorded, record
+from infra.servers.servers import Server, running_servers, wait_until_healthy
+
+ANSWERS_ALL = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    do_POST = do_GET
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
+"""
+SILENT_SECONDS = 1.5
+
+
+def begin(home, *command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command, env={**os.environ, "GLM46_HOME": str(home.root)}, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def answering(home, port: int) -> subprocess.Popen[bytes]:
+    return begin(home, sys.executable, "-c", ANSWERS_ALL, str(port))
+
+
+@pytest.fixture
+def recorded(home, monkeypatch):
+    """Two servers and a worker, recorded as by `glm46 up`."""
+    monkeypatch.setattr(server_answers, "HEALTH_SECONDS", 0.2)
+    monkeypatch.setattr(server_answers, "SLOW_SECONDS", 0.5)
+    ports = {"prefect": free_port(), "mlflow": free_port()}
+    processes = {name: answering(home, port) for name, port in ports.items()} | {"worker": begin(home, "sleep", "600")}
+    urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    record(home, ServerUrls(**urls, pids={name: process.pid for name, process in processes.items()}))
+    for name in ports:
+        log_path(home, name).touch()
+    yield processes
+    for process in processes.values():
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("command", ["run", "up"])
+@pytest.mark.parametrize("server", ["prefect", "mlflow"])
+def test_a_server_that_answers_late_is_waited_for_and_nothing_is_ended(server, command, recorded, home, capfd):
+    os.kill(recorded[server].pid, signal.SIGSTOP)
+    awake = threading.Timer(SILENT_SECONDS, partial(os.kill, recorded[server].pid, signal.SIGCONT))
+    awake.start()
+    with patch.dict(os.environ):
+        if command == "run":
+            with running_servers(home, print) as used:
+                assert used == read_recorded(home)
+        else:
+            assert bring_up(home, free_port(), free_port()) == read_recorded(home)
+    assert (
+        f"the {server} server of {home.root} lives, but has not answered for 0.5 s; waiting" in capfd.readouterr().out
+    )
+    assert not awake.is_alive() and [process.poll() for process in recorded.values()] == [None] * 3
+
+
+def test_a_server_that_never_answers_ends_the_command_and_not_the_server(recorded, home, monkeypatch):
+    monkeypatch.setattr(server_answers, "ANSWER_SECONDS", 1)
+    os.kill(recorded["mlflow"].pid, signal.SIGSTOP)
+    said = r"the mlflow server lives, but did not answer within 1 s: run again when .* after `glm46 down`"
+    with pytest.raises(RuntimeError, match=said), running_servers(home, print):
+        pass
+    assert [process.poll() for process in recorded.values()] == [None] * 3
+
+
+def test_beside_one_living_server_no_private_one_opens_its_database(recorded, home):
+    recorded["mlflow"].kill()
+    recorded["mlflow"].wait()
+    with pytest.raises(ValueError, match=r"the mlflow server of `glm46 up` has ended .*mlflow\.log.*`glm46 down` ends"):
+        running_servers(home, print).__enter__()
+    assert bring_down(home) == 2 and read_recorded(home) is None
+
+
+def test_a_server_killed_while_it_starts_is_started_again_and_one_that_gives_up_is_not(home):
+    ports, said = (free_port(), free_port()), []
+    killed, gives_up = begin(home, "sh", "-c", "kill -9 $$"), begin(home, "sh", "-c", "exit 3")
+    for process in (killed, gives_up):
+        process.wait()
+    logs = {name: log_path(home, name) for name in ("prefect", "mlflow")}
+    logs["prefect"].touch()
+    logs["mlflow"].write_text("why it gave up")
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    first = Server("prefect", urls[0], partial(answering, home, ports[0]), killed, logs["prefect"])
+    second = Server("mlflow", urls[1], partial(answering, home, ports[1]), answering(home, ports[1]), logs["mlflow"])
+    servers = [first, second]
+    try:
+        started = wait_until_healthy(home, servers, said.append)
+        assert said == ["the prefect server was killed by signal 9 while it started: it is started again"]
+        assert started.pids == {server.name: server.process.pid for server in servers} and servers[0] is not first
+        urllib.request.urlopen(urls[0], timeout=10).close()
+    finally:
+        for server in servers:
+            server.process.kill()
+            server.process.wait()
+    ended = [Server("mlflow", f"http://127.0.0.1:{free_port()}", pytest.fail, gives_up, logs["mlflow"])]
+    with pytest.raises(
+        RuntimeError, match=r"(?s)the mlflow server has ended: run again .*mlflow\.log:\nwhy it gave up"
+    ):
+        wait_until_healthy(home, ended, said.append)
