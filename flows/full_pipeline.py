@@ -34,6 +34,7 @@ from flows.stages import (
 )
 from flows.start_weights import find_start
 from flows.train_phases import PhaseHistory, assess_start, pack_phases, pack_preferences
+from infra.code_digest import read_code
 from infra.home import open_home
 from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
 from infra.registry.experiment_tracking import connect
@@ -74,6 +75,7 @@ def full_pipeline(
         until: End after this stage. Without one, the run continues to the release.
     """
     started = time.monotonic()
+    read_code()
     home = open_home()
     configuration = load_scale(scale)
     window = choose_stages(configuration, from_stage, start, until)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from configs.machine import with_headers
 from infra.settings_code import Setting, settings_code
+from infra.source_files import CodeChangedError, changed_sources, read_sources, source, without_texts
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLLOWED = ("tasks", "model", "data_contracts")
@@ -33,8 +34,29 @@ def code_digest(roots: tuple[str, ...], data_files: tuple[str, ...] = ()) -> str
     for name, code in settings_code(setting for module in modules for setting in settings(module)).items():
         digest.update(f"{name}\n{code}\n".encode())
     for name in sorted(data_files):
-        digest.update(f"{name}\n{hashlib.sha256((ROOT / name).read_bytes()).hexdigest()}\n".encode())
+        digest.update(f"{name}\n{hashlib.sha256(source(ROOT / name)).hexdigest()}\n".encode())
     return digest.hexdigest()
+
+
+def read_code() -> None:
+    """Read all code that may decide content, at the start of a run: digests are those of what it has imported. Raises
+    CodeChangedError for a file that was written meanwhile."""
+    read_sources(ROOT / folder for folder in (*FOLLOWED, "configs"))
+
+
+def refuse_changed_code(what: str, roots: tuple[str, ...], data_files: tuple[str, ...] = ()) -> None:
+    """Raises CodeChangedError where the disk no longer has a file that `code_digest` counts, or one of the settings, as
+    it was when this process began. Ranks and executors import what is on disk."""
+    paths = [ROOT / name for name in data_files] + sorted((ROOT / "configs" / "schema").glob("*.py"))
+    for module in closure(roots):
+        kernel = module_path(module).with_suffix(".cpp")
+        paths += [module_path(module), *(with_headers(kernel) if kernel.is_file() else ())]
+    changed = [str(path.relative_to(ROOT)) for path in changed_sources(paths)]
+    if changed:
+        raise CodeChangedError(
+            f"{what}: {', '.join(changed[:3])} changed after this run began, so nothing of it is committed: run again, "
+            f"or `glm46 adopt` its unfinished work after that (docs/using.md, Run it again)"
+        )
 
 
 def closure(roots: tuple[str, ...], followed: tuple[str, ...] = FOLLOWED) -> list[str]:
@@ -71,18 +93,18 @@ class Code(NamedTuple):
 
 @cache
 def _code(module: str) -> Code:
-    tree = ast.parse(module_path(module).read_text(encoding="utf-8"))
+    tree = ast.parse(source(module_path(module)))
     settings = tuple(
         (str(node.module), alias.name)
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(CONFIGURED)
         for alias in node.names
     )
-    _WithoutTexts().visit(tree)
+    without_texts(tree)
     digest = hashlib.sha256(ast.dump(tree).encode())
     kernel = module_path(module).with_suffix(".cpp")
     for part in with_headers(kernel) if kernel.is_file() else ():
-        digest.update(part.read_bytes())
+        digest.update(source(part))
     return Code(digest.hexdigest(), settings, _imports(tree))
 
 
@@ -106,24 +128,3 @@ def _imports(tree: ast.Module) -> tuple[str, ...]:
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return tuple(sorted(names))
-
-
-class _WithoutTexts(ast.NodeTransformer):
-    """Drops docstrings and blocks that only type checkers see."""
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        self.generic_visit(node)
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and isinstance(
-            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        ):
-            body[:] = [item for item in body if not _is_text(item) and not _is_type_checking(item)]
-        return node
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from infra.source_files import source
+
 ROOT = Path(__file__).resolve().parent.parent
 Setting = tuple[str, str]
 """(module of configs, name)."""
@@ -53,7 +55,7 @@ def definitions(module: str) -> dict[str, ast.stmt | Setting]:
     path = ROOT.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     by_name: dict[str, ast.stmt | Setting] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in ast.parse(source(path)).body:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("configs."):
             by_name.update((alias.asname or alias.name, (str(node.module), alias.name)) for alias in node.names)
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):

@@ -240,6 +240,11 @@ class Step(Generic[R]):
         checkers only)."""
         return self.function.__globals__[self.function.__annotations__["return"]]
 
+    @property
+    def code_roots(self) -> tuple[str, ...]:
+        """Modules from which the imports of its code are followed."""
+        return (self.function.__module__, *self.roots)
+
     def __call__(self, **arguments: Any) -> R:
         return self.function(**arguments)
 
@@ -252,7 +257,7 @@ class Step(Generic[R]):
             "step": self.name,
             "recipe": None if recipe is None else recipe.model_dump(mode="json"),
             "inputs": {name: None if value is None else value.digest for name, value in sorted(inputs.items())},
-            "code": code_digest((self.function.__module__, *self.roots), (*self.data_files, *data_files)),
+            "code": code_digest(self.code_roots, (*self.data_files, *data_files)),
             "distributions": {name: _installed_version(name) for name in sorted(self.distributions)},
         }
 

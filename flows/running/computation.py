@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from configs.schema import JobResources, SparkResources, TeacherLimits
 from flows.running.spark_progress import watched_jobs
 from flows.running.stage_log import StageLog, StageResult, key_figures
+from infra.code_digest import refuse_changed_code
 from infra.jobs.step_jobs import run_as_job
 from infra.machine.executor_errors import executor_errors
 from infra.machine.spark import spark_in_use
@@ -75,6 +76,11 @@ class Computation(Generic[R]):
         arguments = {**self.inputs, **{name: value for name, value in settings.items() if value is not None}}
 
         def run(output: Output) -> R:
+            record = compute(output)
+            refuse_changed_code(self.name, self.step.code_roots, (*self.step.data_files, *self.data_files))
+            return record
+
+        def compute(output: Output) -> R:
             if self.job is not None and (self.job.launcher, self.job.device) != ("local", "cpu"):
                 return run_as_job(self.step, arguments, self.job, store, self.name, output)
             if not isinstance(self.resources, SparkResources):

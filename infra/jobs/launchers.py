@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from configs.files import progress_file
-from infra.code_digest import ROOT
+from infra.code_digest import ROOT, refuse_changed_code
 from infra.jobs.build_ops import op_environment
 from infra.jobs.rank_processes import Command
 from infra.jobs.supervisor import EXIT_LOCKED, is_locked, read_job_file, write_json
@@ -174,6 +174,7 @@ class LocalLauncher:
         work_dir.mkdir(parents=True, exist_ok=True)
         if is_locked(work_dir):
             return JobHandle(job.key)
+        refuse_changed_code(job.name or job.module, (job.module, *job.roots))
         (work_dir / SUBMISSION_FILE).unlink(missing_ok=True)
         write_json(work_dir / "command.json", asdict(job.command({})))
         with open(work_dir / "supervisor.log", "ab") as log:

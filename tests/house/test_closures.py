@@ -17,6 +17,7 @@ from configs.machine import with_headers
 from configs.schema import Scale
 from infra import code_digest, settings_code
 from infra.code_digest import closure
+from infra.source_files import source
 from infra.step import Step
 from tests.conftest import ROOT
 
@@ -95,6 +96,7 @@ which are hashed."""
 def digests() -> dict[str, str]:
     """Of every step; the settings are read again, modules and headers are not."""
     settings_code.definitions.cache_clear()
+    source.cache_clear()
     return {name: code_digest.code_digest((step.function.__module__, *step.roots)) for name, step in steps().items()}
 
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import time
+
+import psutil
 import pytest
 
+from flows.running.computation import Computation
 from infra import code_digest
+from infra.jobs.launchers import Job, LocalLauncher
+from infra.source_files import CodeChangedError, source
+from infra.step import Output, Record, Step
+from infra.storage.local_store import LocalStore
+from infra.storage.manifest_store import step_key
 from infra.storage.rerun_reason import explain_and_remember
 
 
 def _read_again():
-    for cached in (code_digest._code, code_digest._is_module):
+    """As another process does."""
+    for cached in (code_digest._code, code_digest._is_module, source):
         cached.cache_clear()
+
+
+class Value(Record):
+    value: int
 
 
 @pytest.fixture
@@ -67,6 +81,52 @@ def test_code_under_type_checking_is_not_followed(project):
     after = digest("tasks.other")
     (root / "tasks/helper.py").write_text("x = 99\n")
     assert digest("tasks.other") == after != before
+
+
+def test_code_that_is_updated_in_mid_run_is_in_no_manifest_and_the_next_run_computes_with_it(project, home):
+    """The step's function stands for an update that comes while it computes."""
+    root, _ = project
+    texts = ["y = 2\n"]
+
+    def compute(output: Output) -> Value:
+        if texts:
+            (root / "model/deep.py").write_text(texts.pop())
+        return Value(value=1)
+
+    compute.__module__ = "tasks.consumer"
+    step, store = Step(compute, (), (), (), (), ()), LocalStore(home.store_dir, home)
+    _read_again()
+    old = Computation(step, {})
+    with pytest.raises(CodeChangedError, match=r"compute: model/deep\.py changed after this run began, so nothing"):
+        old.find_or_run(store, lambda *_: None, print)
+    assert list(store.committed_keys()) == [] and home.work_dir(step_key(old.identity)).is_dir()
+    assert Computation(step, {}).identity == old.identity, "this process still runs the old code"
+    with pytest.raises(CodeChangedError, match="changed after this run began"):
+        LocalLauncher(home.work_root).submit(Job("key", "tasks.consumer", (), 1, {}))
+    _read_again()
+    new = Computation(step, {})
+    artifact, is_cached = new.find_or_run(store, lambda *_: None, print)
+    assert (is_cached, artifact.manifest.identity["code"]) == (False, new.identity["code"]) != old.identity["code"]
+
+
+def test_a_comment_that_is_added_in_mid_run_ends_nothing_and_a_removed_file_does(project):
+    root, digest = project
+    before = digest("tasks.consumer")
+    (root / "tasks/helper.py").write_text("from model.deep import y\n\nx = y + 1  # added\n")
+    code_digest.refuse_changed_code("a step", ("tasks.consumer",))
+    (root / "model/deep.py").unlink()
+    with pytest.raises(CodeChangedError, match=r"a step: model/deep\.py changed"):
+        code_digest.refuse_changed_code("a step", ("tasks.consumer",))
+    assert code_digest.code_digest(("tasks.consumer",)) == before
+
+
+def test_a_file_that_is_written_while_a_run_starts_is_refused(project, monkeypatch):
+    root, _ = project
+    with pytest.raises(CodeChangedError, match=rf"{root}/.*\.py was written while this run started: run again"):
+        code_digest.read_code()
+    began = time.time() + 1
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: began)
+    code_digest.read_code()
 
 
 def test_the_reason_of_a_rerun_names_what_changed(home):
