@@ -4,6 +4,7 @@ meanwhile."""
 from __future__ import annotations
 
 import ast
+import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -26,9 +27,9 @@ def source(path: Path) -> bytes:
 def read_sources(folders: Iterable[Path]) -> None:
     """Read the code below the folders, so that `source` knows it as it is now. Raises CodeChangedError for a file that
     was written after this process began: modules that it has imported may be older."""
-    began = psutil.Process().create_time()
+    began, now = psutil.Process().create_time(), time.time()
     for path in (path for folder in folders for path in folder.rglob("*") if path.suffix in SUFFIXES):
-        if path.stat().st_ctime > began:
+        if began < path.stat().st_ctime <= now:  # one of the future was written before the clock was set back
             raise CodeChangedError(f"{path} was written while this run started: run again")
         source(path)
 

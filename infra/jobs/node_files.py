@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,8 @@ from infra.jobs.rank_processes import RanksEnd
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 30.0
 """A node that gives no sign for so long is gone. Shared file systems pause for seconds."""
+BEATS_AWAITED = 3
+"""Before a node counts as gone: a clock that was set makes every sign look old, or of the future, until the next."""
 
 Order = Literal["TERM", "KILL"]
 
@@ -54,10 +57,14 @@ class NodeFiles:
         """When a node gave its last sign, by the file system's clock; None before the first."""
         return changed_at(self._path(f"-{node}.beat"))
 
-    def is_silent(self, node: int, now: float | None) -> bool:
-        """Whether a node that has begun gave no sign for so long."""
-        heard_at = self.heard_at(node)
-        return now is not None and heard_at is not None and now - heard_at > SILENT_SECONDS
+    def silent_nodes(self, nodes: Iterable[int], now: float | None) -> list[int]:
+        """Those of the nodes that have begun and gave no sign for so long; `now` by the file system's clock. Where a
+        node seems so, its next beats are waited for."""
+        signs = {node: heard_at for node in nodes if (heard_at := self.heard_at(node)) is not None}
+        suspects = [node for node, sign in signs.items() if now is not None and abs(now - sign) > SILENT_SECONDS]
+        if suspects:
+            time.sleep(BEATS_AWAITED * BEAT_SECONDS)
+        return [node for node in suspects if self.heard_at(node) == signs[node]]
 
     def has_begun(self, node: int) -> bool:
         return self._path(f"-{node}.beat").exists()
@@ -66,7 +73,9 @@ class NodeFiles:
         """Those that have begun, give signs of life and have not ended."""
         begun = [int(path.stem.partition("-")[2]) for path in (self.work_dir / "nodes").glob(f"{self.fencing}-*.beat")]
         ended, now = self.ends(max(begun, default=-1) + 1), clock_of(self.work_dir)
-        return [node for node in begun if node not in ended and not self.is_silent(node, now)]
+        running = [node for node in begun if node not in ended]
+        silent = self.silent_nodes(running, now)
+        return [node for node in running if node not in silent]
 
     def order(self, order: Order) -> None:
         """Tell all nodes; a KILL is not taken back."""
@@ -79,18 +88,13 @@ class NodeFiles:
         return _text(self._path(".order")) or ""
 
     def write_end(self, node: int, end: RanksEnd) -> None:
-        text = json.dumps({**asdict(end), "ended_at": time.time()})
-        replace_durably(self._path(f"-{node}.json"), text.encode())
+        replace_durably(self._path(f"-{node}.json"), json.dumps(asdict(end)).encode())
 
     def ends(self, num_nodes: int) -> dict[int, RanksEnd]:
-        """How the ranks of nodes ended, in the order of time."""
-        written = []
-        for node in range(num_nodes):
-            text = _text(self._path(f"-{node}.json"))
-            if text is not None:
-                values = json.loads(text)
-                written.append((values.pop("ended_at"), node, RanksEnd(**values)))
-        return {node: end for _, node, end in sorted(written, key=lambda each: each[0])}
+        """How the ranks of nodes ended, in the order of time by the file system's clock."""
+        seen = {node: _read(self._path(f"-{node}.json")) for node in range(num_nodes)}
+        written = [(at, node, text) for node, end in seen.items() if end is not None for text, at in [end]]
+        return {node: RanksEnd(**json.loads(text)) for _, node, text in sorted(written)}
 
 
 def changed_at(path: Path) -> float | None:

@@ -122,7 +122,7 @@ class Watch:
             if self.node == LEADER:
                 self._lead()
             ordered = self.files.ordered()
-            if ordered == "KILL" or (self.node != LEADER and self.files.is_silent(LEADER, self._now())):
+            if ordered == "KILL" or (self.node != LEADER and self.files.silent_nodes([LEADER], self._now())):
                 self.has_killed = True
                 for process in self.ranks:
                     process.kill()
@@ -148,7 +148,7 @@ class Watch:
     def _gone(self) -> list[int]:
         """Nodes that neither ended nor live."""
         ended, now = self.files.ends(self.num_nodes), self._now()
-        return [node for node in range(self.num_nodes) if node not in ended and self.files.is_silent(node, now)]
+        return self.files.silent_nodes([node for node in range(self.num_nodes) if node not in ended], now)
 
     def _late(self) -> list[int]:
         """Nodes that did not begin in time."""

@@ -93,7 +93,8 @@ class Ssh:
             return SchedulerRecord("ended")
         files, now = NodeFiles(work_dir, job.fencing), clock_of(work_dir)
         began_at = changed_at(work_dir / "job.json") or now
-        if now - (files.heard_at(LEADER) or began_at) > SILENT_SECONDS:
+        never_began = files.heard_at(LEADER) is None and abs(now - began_at) > SILENT_SECONDS
+        if never_began or files.silent_nodes([LEADER], now):
             return SchedulerRecord("taken", f"no sign of life of {files.name_of(LEADER)}")
         return SchedulerRecord("running")
 

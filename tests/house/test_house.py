@@ -35,6 +35,26 @@ flows.running flows.show flows flows.cli.serving flows.cli.evidence flows.cli
 a record's walk."""
 MAX_FILES = 25
 """Most files of Python in one folder."""
+WALL_CLOCK = {
+    # a date for people
+    "flows/ask_approval.py",
+    "flows/cli/evidence/forget_document.py",
+    "flows/cli/evidence/speedrun.py",
+    "flows/cli/evidence/write_evidence.py",
+    "infra/registry/experiment_tracking.py",
+    "infra/registry/promotion.py",
+    "infra/serving/required_call.py",
+    "infra/storage/lease.py",
+    # against times that another process wrote: of a job, a cluster's event, a file, the start of this process
+    "infra/jobs/kubernetes_jobs.py",
+    "infra/jobs/supervisor.py",
+    "infra/source_files.py",
+    "infra/storage/garbage.py",
+    "tasks/monitoring/phase_figures.py",
+    "tasks/training/watch/effective_time.py",
+}
+"""Files that ask what time it is. A duration, an age of a sign of life and a lease are measured by a clock that nobody
+sets: time.monotonic, or one that goes on while the machine sleeps."""
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 IN_EXECUTORS_AND_RANKS = {"prefect", "mlflow", "infra"}
 
@@ -131,6 +151,12 @@ def test_step_modules_import_no_heavy_package_at_the_top():
             names = {a.name for n in tree.body if isinstance(n, ast.Import) for a in n.names}
             names |= {n.module or "" for n in tree.body if isinstance(n, ast.ImportFrom)}
             assert not {name for name in names if name.split(".")[0] in heavy}, path
+
+
+def test_durations_and_leases_do_not_hang_on_a_clock_that_can_be_set():
+    tells_the_time = re.compile(r"\btime\.time(_ns)?\(|\.(utc)?now\(")
+    known = {path.relative_to(ROOT).as_posix() for path in MODULES if tells_the_time.search(path.read_text())}
+    assert known == WALL_CLOCK
 
 
 def test_no_file_has_the_name_of_a_library():

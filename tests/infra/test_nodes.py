@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from infra.code_digest import ROOT, code_digest
-from infra.jobs.node_files import SILENT_SECONDS, NodeFiles
+from infra.jobs.node_files import BEAT_SECONDS, SILENT_SECONDS, NodeFiles
 from infra.jobs.node_supervisor import SAVE_AFTER_VARIABLE, START_VARIABLE
+from infra.jobs.rank_processes import RanksEnd
 from infra.jobs.supervisor import read_job_file
 from tests.infra.test_launcher import starts, wait_for
 
@@ -54,19 +56,42 @@ def test_a_node_without_the_work_directory_says_so_and_the_job_fails_with_the_fi
     assert job.reason.startswith("in 2 s the job did not begin on node 1: see the log there and put GLM46_HOME on")
 
 
-def test_a_node_that_is_silent_is_a_lost_job_and_a_silent_leader_ends_the_others(run_node, tmp_path):
+@pytest.mark.parametrize("age", [SILENT_SECONDS + 5, -3600])
+def test_a_node_that_is_silent_is_a_lost_job_and_a_silent_leader_ends_the_others(age, run_node, tmp_path):
+    """A sign of the future is one from before the clock was set back."""
     leader, other = run_node(0, "sleep"), run_node(1, "sleep")
     wait_for(lambda: starts(tmp_path, 0) and starts(tmp_path, 1))
     other.send_signal(signal.SIGSTOP)
     files = NodeFiles(tmp_path / KEY, 1)
-    long_ago = time.time() - SILENT_SECONDS - 5
-    os.utime(tmp_path / KEY / "nodes" / "1-1.beat", (long_ago, long_ago))
+    os.utime(tmp_path / KEY / "nodes" / "1-1.beat", (time.time() - age, time.time() - age))
     assert leader.wait(timeout=20) == 1
     job = read_job_file(tmp_path / KEY)
     assert (job.exit_code, job.reason) == (-signal.SIGKILL, f"no sign of life of {os.uname().nodename} (node 1)")
     assert files.ordered() == "KILL"
     other.send_signal(signal.SIGCONT)
     assert other.wait(timeout=20) == 1, "it obeys when it comes back"
+
+
+@pytest.mark.parametrize("age", [3600, -3600])
+def test_a_clock_that_is_set_makes_no_node_silent(age, tmp_path):
+    """Both signs are from before; one node goes on."""
+    files = NodeFiles(tmp_path, 1)
+    for node in (0, 1):
+        files.begin(node, "a node")
+        os.utime(tmp_path / "nodes" / f"1-{node}.beat", (time.time() - age,) * 2)
+    beat = threading.Timer(BEAT_SECONDS, files.beat, [0])
+    beat.start()
+    assert files.silent_nodes([0, 1], time.time()) == [1]
+    assert files.live_nodes() == [0] and not beat.is_alive()
+
+
+def test_ends_of_nodes_are_in_the_order_of_the_file_system_and_not_of_the_clocks_of_nodes(tmp_path, monkeypatch):
+    files = NodeFiles(tmp_path, 1)
+    files.begin(0, "a node")
+    for node, by_its_clock in ((2, 9000.0), (0, 100.0), (1, 5.0)):
+        monkeypatch.setattr(time, "time", lambda at=by_its_clock: at)
+        files.write_end(node, RanksEnd(node, failing_rank=node))
+    assert list(files.ends(3)) == [2, 0, 1]
 
 
 def test_ranks_save_before_the_time_limit_that_no_scheduler_announces(run_node, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 import pytest
@@ -56,3 +57,15 @@ def test_the_log_goes_on_where_another_process_ended(tmp_path):
         (0, 4, 0.5),
         (2, 6, 0.5),
     ]
+
+
+@pytest.mark.parametrize("set_by", [3600, -3600])
+def test_a_clock_that_is_set_within_a_stretch_changes_no_second(set_by, tmp_path, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    log = TimeLog(tmp_path, 0, "cpu")
+    monkeypatch.setattr(time, "time", lambda: now + set_by)
+    time.sleep(0.05)
+    log.seen(4)
+    spent = effective_time((tmp_path / TIME_FILE).read_bytes())
+    assert spent is not None and 0.05 <= spent.productive < 60

@@ -71,6 +71,7 @@ class TimeLog:
             }
         self._before[DEVICE] = device
         self._stretch = Stretch(step, opened_at, step, opened_at)
+        self._opened = time.monotonic()
 
     def waited(self, seconds: float) -> None:
         self._stretch = replace(self._stretch, wait_seconds=self._stretch.wait_seconds + seconds)
@@ -80,10 +81,14 @@ class TimeLog:
 
     def seen(self, step: int) -> None:
         """Write that this step was reached."""
-        self._stretch = replace(self._stretch, last_step=step, seen_at=time.time())
+        self._stretch = replace(self._stretch, last_step=step, seen_at=self._now())
         values = {**self._before, "stretches": [*self._before["stretches"], asdict(self._stretch)]}
         with replacing(self._path) as temporary:
             temporary.write_text(json.dumps(values))
+
+    def _now(self) -> float:
+        """The time by the clock as it was when the stretch began, whatever it was set to since."""
+        return self._stretch.opened_at + time.monotonic() - self._opened
 
 
 def device_of(data: bytes) -> str:
