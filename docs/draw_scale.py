@@ -21,6 +21,8 @@ ROOFLINE = PAGE.parent.parent / "benchmarks" / "results" / "roofline.json"
 BEGIN, END = "<!-- computed by python -m docs.draw_scale -->", "<!-- end -->"
 HASHED_PER_SECOND = 1.15e9
 """sha256 on one core."""
+S0 = {"scaled_down": "recipes/s0_64xh100_muon", "full": "recipes/s0_355b_muon"}
+"""Where S0's topologies are, as far as ranks can be divided so."""
 
 
 def cases() -> list[tuple[str, TrainingRecipe, TrainingResources, float, Machine]]:
@@ -39,6 +41,14 @@ def cases() -> list[tuple[str, TrainingRecipe, TrainingResources, float, Machine
     return [(name, recipe.model_copy(update={"model": LARGE}), alone, attended, machine), *found]
 
 
+def s0_topology(name: str, resources: TrainingResources) -> TrainingResources:
+    """The resources of a scale's first phase, divided as S0 has it."""
+    published = load_scale(S0[name]).phases[0].resources
+    axes = [axis for axis in type(resources).model_fields if axis.endswith("_parallel")]
+    keys = (*axes, "recompute", "micro_batch_sequences")
+    return resources.model_copy(update={key: getattr(published, key) for key in keys})
+
+
 def tables() -> str:
     """All of them, in Markdown."""
     rows = [
@@ -53,9 +63,13 @@ def tables() -> str:
     for name, recipe, resources, attended, machine in cases():
         given = evaluate(recipe, resources, attended, machine)
         best = find_topology(recipe, resources, attended, machine)
-        for kind, found in (("configured", given), ("fastest", best)):
-            if found is not None:
-                rows.append(_row(name, kind, recipe, found, attended, machine))
+        kinds = [("configured", given)]
+        if name.strip("`") in S0:
+            published = s0_topology(name.strip("`"), resources)
+            kinds.insert(0, ("S0's", evaluate(recipe, published, attended, machine)))
+        if best is not None and best.resources != resources:
+            kinds.append(("fastest", best))
+        rows += [_row(name, kind, recipe, found, attended, machine) for kind, found in kinds]
         traffic.append(_traffic_row(name, recipe, best or given))
     return "\n".join([*rows, "", *traffic, "", *_roofline()])
 
