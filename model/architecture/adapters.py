@@ -114,11 +114,13 @@ class AdaptedLinear(nn.Linear):
 
     @torch.no_grad()
     def _row_norms(self) -> Tensor:
-        """Norms of the rows of W + s B A, float32, from products of the low rank: the sum itself is never made."""
-        weight_OI, a_RI, b_OR = self.weight, self.lora_A.weight, self.lora_B.weight.float() * self.scaling
-        squares_O = torch.linalg.vector_norm(weight_OI, dim=1, dtype=torch.float32).square()
-        crossed_O = (F.linear(weight_OI, a_RI).float() * b_OR).sum(1)
-        added_O = ((b_OR @ (a_RI.float() @ a_RI.float().t())) * b_OR).sum(1)
+        """Norms of the rows of W + s B A, at least float32, from products of the low rank: the sum itself is never
+        made."""
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        weight_OI, a_RI, b_OR = self.weight, self.lora_A.weight, self.lora_B.weight.to(wide) * self.scaling
+        squares_O = torch.linalg.vector_norm(weight_OI, dim=1, dtype=wide).square()
+        crossed_O = (F.linear(weight_OI, a_RI).to(wide) * b_OR).sum(1)
+        added_O = ((b_OR @ (a_RI.to(wide) @ a_RI.to(wide).t())) * b_OR).sum(1)
         return self.sum_over_inputs(squares_O + 2 * crossed_O + added_O).sqrt()
 
 

@@ -134,6 +134,9 @@ def _table(phases: ReportedPhases) -> str:
             Figure(f"{metrics[-1]['memory_bytes'] / 2**30:.2f} GiB" if metrics else "") for _, _, metrics in logged
         ],
         "tensors without a gradient": [Figure(f"{len(record.unreached_tensors) or ''}") for _, record, _ in logged],
+        "error of the merge": [
+            Figure("" if record.merge_error is None else f"{record.merge_error:.1e}") for _, record, _ in logged
+        ],
         "prompts too long": [Figure(str(record.num_long_prompts or "")) for _, record, _ in logged],
         "rollbacks": [Figure(str(record.num_rollbacks or "")) for _, record, _ in logged],
     }
@@ -146,6 +149,9 @@ def _table(phases: ReportedPhases) -> str:
     if "effective time" in filled:
         note += " Effective time: productive share of the wall time from submission to end; lost: steps taken again and"
         note += " the time between two starts."
+    if "error of the merge" in filled:
+        note += " Error of the merge: largest difference of a logit with the adapter merged in or beside the weights,"
+        note += " as a share of the largest; above 1e-6 the phase ends."
     if "quoted loss" in filled:
         note += " Quoted: what S0 expects at full scale without evidence; it decides nothing."
     unreached = {phase.name: record.unreached_tensors for phase, record, _ in logged if record.unreached_tensors}

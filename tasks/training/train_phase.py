@@ -35,6 +35,8 @@ from tasks.training.state.spikes import SPIKES_FILE
 from tasks.training.state.trained_checkpoint import (
     CHAT_TEMPLATE_FILE,
     CHAT_TEMPLATE_KEY,
+    MERGE_FILE,
+    MERGE_KEY,
     TrainedCheckpoint,
     chat_template_digest,
 )
@@ -258,6 +260,7 @@ def collect(
         balance_loss=losses["balance"],
         num_rollbacks=len(position["skipped"]),
         unreached_tensors=_unreached(job.recipe, final_dir / "handover"),
+        merge_error=_merge_error(final_dir / "adapter"),
         validation_bits_per_byte={} if measured is None else measured["bits_per_byte"],
         mean_reward=None if policy is None else _mean_of_last_tenth(policy["mean_rewards"]),
         num_long_prompts=num_long_prompts,
@@ -278,6 +281,10 @@ def _unreached(recipe: TrainingRecipe, handover_dir: Path) -> tuple[str, ...]:
     """What should have been trained: not the MTP layer where its loss weighs nothing."""
     mtp = f"model.layers.{recipe.model.num_hidden_layers}."
     return tuple(name for name in unreached_tensors(handover_dir) if trains_mtp(recipe) or not name.startswith(mtp))
+
+
+def _merge_error(adapter_dir: Path) -> float | None:
+    return json.loads((adapter_dir / MERGE_FILE).read_text())[MERGE_KEY] if adapter_dir.exists() else None
 
 
 def copy_tokenizer(paths: list[Path], is_chat_trained: bool, checkpoint_dir: Path) -> None:

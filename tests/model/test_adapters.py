@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from model.architecture.adapters import (
 )
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
+from tasks.training.state import export
 from tasks.training.state.adapter_export import MergedTensors, write_adapter
 from tasks.training.state.tensor_sources import FreshAdapters, StateFiles
 from tests.support.model_recipes import AIR, GLM46, random_model
@@ -69,8 +71,8 @@ class Weights:
         return self.tensors[name]
 
 
-def written(model, adapter, directory) -> dict[str, torch.Tensor]:
-    """The adapter as a checkpoint and in PEFT's format (directory/adapter), and the merged tensors."""
+def saved(model, adapter, directory, scaling: float | None = None) -> MergedTensors:
+    """The adapter as a checkpoint and in PEFT's format (directory/adapter), and what merges it."""
     tensors = to_checkpoint_tensors(model.state_dict())
     own = {name: tensor.clone() for name, tensor in tensors.items() if ".lora_" in name}
     save_file(own, directory / "master-00001.safetensors")
@@ -78,8 +80,13 @@ def written(model, adapter, directory) -> dict[str, torch.Tensor]:
     files = StateFiles(directory, "master")
     write_adapter(files, adapter, directory / "adapter")
     shapes = {name: each.shape for name, each in frozen.items()}
-    merged = MergedTensors(Weights(frozen), shapes, files, scaling_of(adapter))
-    return {name: merged.tensor(name) for name in frozen}
+    return MergedTensors(Weights(frozen), shapes, files, scaling_of(adapter) if scaling is None else scaling)
+
+
+def written(model, adapter, directory) -> dict[str, torch.Tensor]:
+    """The merged tensors of an adapter that was saved."""
+    merged = saved(model, adapter, directory)
+    return {name: merged.tensor(name) for name in merged.shapes}
 
 
 @pytest.mark.parametrize("recipe", FAMILIES.values(), ids=FAMILIES)
@@ -100,6 +107,26 @@ def test_merged_weights_compute_what_the_adapter_computes(recipe, adapter, tmp_p
     merged = Glm4Moe(recipe)
     merged.load_state_dict(from_checkpoint_tensors(written(model, adapter, tmp_path)))
     torch.testing.assert_close(merged(TOKENS_BT).logits_BTV, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)
+def test_a_phase_ends_where_the_merge_is_not_what_was_trained(recipe, adapter, tmp_path, monkeypatch):
+    model, job = (
+        adapted_model(recipe, adapter, std=0.05),
+        SimpleNamespace(recipe=SimpleNamespace(model=recipe, adapter=adapter, phase="sft")),
+    )
+    for wrong in (0.0, 0.001):
+        directory = tmp_path / str(wrong)
+        directory.mkdir()
+        merged = saved(model, adapter, directory, scaling_of(adapter) * (1 + wrong))
+        monkeypatch.setattr(export, "merged_tensors", lambda *given, merged=merged: merged)
+        if wrong:
+            with pytest.raises(ValueError, match=r"phase sft: with the adapter merged in, a logit differs by .*1e-06"):
+                export.check_merge(job, None, directory)  # pyright: ignore[reportArgumentType]
+        else:
+            export.check_merge(job, None, directory)  # pyright: ignore[reportArgumentType]
+            assert 0 < json.loads((directory / "merge.json").read_text())["largest_logit_difference"] < 1e-6
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS)

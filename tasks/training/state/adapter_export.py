@@ -43,6 +43,10 @@ class MergedTensors:
     ) -> None:
         self.weights, self.shapes, self.adapter, self.scaling = weights, shapes, adapter, scaling
 
+    def beside(self, name: str) -> Tensor:
+        """A tensor of the frozen weights, or of the adapter."""
+        return self.weights.read(name, self.shapes[name]) if name in self.shapes else self.adapter.tensor(name)
+
     def tensor(self, name: str) -> Tensor:
         weight = self.weights.read(name, self.shapes[name])
         matrix = name.removesuffix("weight")

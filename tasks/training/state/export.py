@@ -3,7 +3,8 @@
 Both come from the last checkpoint and have whole tensors, whatever the topology. The ranks divide the files among
 them, and each reads what its files hold. An adapter's phase exports the weights with the adapter merged in, the adapter
 itself in PEFT's format (adapter/), and a hand-over state without masters: the next phase reads hf/. Weights that qlora
-held in 4 bits are exported as they computed: rounded, then merged.
+held in 4 bits are exported as they computed: rounded, then merged. A merge that computes anything else than the adapter
+ends the phase (merge_check.py); how exact it was is in adapter/merge.json.
 
 A hand-over's files: master-NNNNN.safetensors (float32 weights and router biases), momentum-NNNNN (Muon),
 first_moment-NNNNN and second_moment-NNNNN (AdamW), state.json; those of a critic begin with `critic-`. Of an adapter
@@ -33,8 +34,10 @@ from tasks.training.parallel.control import gathered, on_first_rank
 from tasks.training.state.adapter_export import MergedTensors, write_adapter
 from tasks.training.state.checkpoints import find_checkpoint, read_index
 from tasks.training.state.job import TrainingJob
+from tasks.training.state.merge_check import MAX_MERGE_ERROR, merge_error
 from tasks.training.state.saved_state import STATE_FILE, SavedState
 from tasks.training.state.tensor_sources import FourBitWeights, TensorSource, open_weights
+from tasks.training.state.trained_checkpoint import MERGE_FILE, MERGE_KEY
 from tasks.training.state.unreached_tensors import FIRST_MOMENTS, UNREACHED, UNREACHED_FILE
 
 MAX_SHARD_BYTES = 4 << 30
@@ -62,6 +65,8 @@ def export_checkpoint(job: TrainingJob) -> None:
     for damage in gathered(saved.damage):
         if damage:
             raise OSError(f"checkpoint {checkpoint_dir} cannot be exported ({damage}): run again")
+    if job.recipe.adapter.kind != "none":
+        on_first_rank(lambda: check_merge(job, saved, temporary / "adapter"))
 
     def finished() -> None:
         shutil.rmtree(work_dir / "final", ignore_errors=True)
@@ -122,13 +127,35 @@ def export_weights(
     trained = saved.of_kind("master")
     read: Callable[[str], Tensor] = trained.tensor
     if recipe.adapter.kind != "none":
-        weights: TensorSource = open_weights(Path(job.start_dir), Path(job.start_weights_dir), recipe.model)
-        if recipe.adapter.kind == "qlora":
-            weights = FourBitWeights(weights, names_in_four_bits(recipe.model, recipe.adapter))
-        read = MergedTensors(weights, shapes, trained, scaling_of(recipe.adapter)).tensor
+        read = merged_tensors(job, saved, shapes).tensor
         if writer.is_first:
             write_adapter(trained, recipe.adapter, adapter_dir)
     write_checkpoint(read, shapes, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES, writer=writer)
+
+
+def merged_tensors(job: TrainingJob, saved: SavedState, shapes: dict[str, torch.Size]) -> MergedTensors:
+    """The weights that an adapter's phase computed with, and its adapter."""
+    recipe = job.recipe
+    weights: TensorSource = open_weights(Path(job.start_dir), Path(job.start_weights_dir), recipe.model)
+    if recipe.adapter.kind == "qlora":
+        weights = FourBitWeights(weights, names_in_four_bits(recipe.model, recipe.adapter))
+    return MergedTensors(weights, shapes, saved.of_kind("master"), scaling_of(recipe.adapter))
+
+
+def check_merge(job: TrainingJob, saved: SavedState, adapter_dir: Path) -> None:
+    """Write adapter_dir/merge.json: how far the merged weights' logits are from those with the adapter beside them,
+    both before the merged ones are rounded to the phase's dtype. Raises ValueError where that is more than rounding."""
+    recipe = job.recipe
+    with torch.device("meta"):
+        merged = merged_tensors(job, saved, checkpoint_shapes(Glm4Moe(recipe.model)))
+    error = merge_error(recipe.model, recipe.adapter, merged.beside, merged.tensor)
+    if not error <= MAX_MERGE_ERROR:
+        raise ValueError(
+            f"phase {recipe.phase}: with the adapter merged in, a logit differs by {error:.2g} of the largest one, at "
+            f"most {MAX_MERGE_ERROR:g} is rounding: hf/ would be another model than the one that was trained. This is "
+            f"an error in glm46, not in your settings: report it with the adapter section ({recipe.adapter.kind})"
+        )
+    (adapter_dir / MERGE_FILE).write_text(json.dumps({MERGE_KEY: error}) + "\n")
 
 
 def names_in_four_bits(model: ModelRecipe, adapter: AdapterRecipe) -> set[str]:

@@ -8,6 +8,7 @@ from infra.step import Record
 from model.text.chat_template import CHAT_TEMPLATE
 
 CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY = "chat_template.jinja", "chat_template"
+MERGE_FILE, MERGE_KEY = "merge.json", "largest_logit_difference"
 
 
 class TrainedCheckpoint(Record):
@@ -35,6 +36,9 @@ class TrainedCheckpoint(Record):
     """Spikes after which training went back and left rows out."""
     unreached_tensors: tuple[str, ...] = ()
     """Trainable tensors that no gradient reached on the course so far: experts without a token, or an error."""
+    merge_error: float | None = None
+    """Largest difference of a logit between the weights with the adapter merged in and beside it, as a share of the
+    largest logit (merge_check.py); None where the phase trained all weights."""
     validation_bits_per_byte: dict[str, float]
     """By domain, of the weights that the phase left, as measured while it trained; empty where nothing was measured."""
     is_chat_trained: bool

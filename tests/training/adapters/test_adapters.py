@@ -138,6 +138,7 @@ def test_an_adapter_learns_and_its_export_is_the_start_with_it_merged_in(base, t
     names = {path.name for path in tuned.directory("handover").iterdir()}
     assert names == {"state.json"}  # neither masters of frozen weights nor moments
     assert json.loads(tuned.path("adapter/adapter_config.json").read_text())["r"] == LORA["rank"]
+    assert base.record.merge_error is None and 0 < tuned.record.merge_error < 1e-6
     before, after = (load_file(each.path("hf/model.safetensors")) for each in (base, tuned))
     adapter = load_file(tuned.path("adapter/adapter_model.safetensors"))
     assert before.keys() == after.keys()

@@ -207,6 +207,7 @@ def test_a_phase_learns_as_lora_does_saves_the_adapter_only_and_exports_what_it_
     assert losses[-1] == pytest.approx(of_lora[-1], abs=0.1) and losses != of_lora
     assert {path.name for path in tuned.directory("handover").iterdir()} == {"state.json"}
     assert tuned.record.unreached_tensors == lora.record.unreached_tensors == ()
+    assert 0 < tuned.record.merge_error < 1e-6
     assert json.loads(tuned.path("adapter/adapter_config.json").read_text())["peft_type"] == "LORA"
     before, after = (load_file(each.path("hf/model.safetensors")) for each in (base, tuned))
     adapter = load_file(tuned.path("adapter/adapter_model.safetensors"))
