@@ -7,6 +7,7 @@ from flows.running.run import AssessedModel, AssessedRewardModel, ReleasedModel,
 from flows.show.outcome import RunOutcome
 from flows.show.ui_artifacts import show_link, show_picture, show_table
 from infra.registry.experiment_tracking import connect, run_page
+from infra.servers.recorded_servers import lasting_mlflow
 from tasks.evaluation.decide_gate import GateDecision
 from tasks.prepared_data import PreparedData
 from tasks.report.phase_chart import phase_chart
@@ -34,11 +35,7 @@ def show_phase(run: Run, model: AssessedModel | AssessedRewardModel) -> None:
         show_picture(f"{run.scale.scale} {model.phase.name} curve", chart, f"training of {model.phase.name}")
     rows = _bound_rows(model.decision.record)
     show_table(f"{run.scale.scale} {model.phase.name} gate", rows, f"gate of {model.phase.name}")
-    show_link(
-        f"{run.scale.scale} {model.phase.name} run",
-        run_page(connect(run.mlflow), model.run_id),
-        f"{model.phase.name} in MLflow",
-    )
+    show_link(f"{run.scale.scale} {model.phase.name} run", _page(run, model.run_id), f"{model.phase.name} in MLflow")
 
 
 def show_release(run: Run, released: ReleasedModel) -> None:
@@ -73,7 +70,7 @@ def show_outcome(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> None:
     verdict = "refused" if outcome.reasons else "accepted" if outcome.promoted else "ended before its release"
     rows = [{"verdict": verdict, "reason": reason} for reason in outcome.reasons or ("",)]
     show_table(f"{run.scale.scale} verdict", rows, f"{outcome.model} version {outcome.version or '-'}: {verdict}")
-    page = run_page(connect(run.mlflow), run.pipeline_run_id)
+    page = _page(run, run.pipeline_run_id)
     show_link(f"{run.scale.scale} mlflow", page, "this run in MLflow")
     if phases.phases:
         columns = ("figure", *(phase.name for phase in phases))
@@ -91,6 +88,11 @@ def show_outcome(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> None:
         for stage in outcome.stages
     ]
     show_table(f"{run.scale.scale} stages", rows, "every stage with its time, and why it ran")
+
+
+def _page(run: Run, run_id: str) -> str:
+    """URL of an MLflow run where it is found after the pipeline's run, too."""
+    return run_page(connect(run.mlflow), lasting_mlflow(run.home, run.mlflow), run_id)
 
 
 def _bound_rows(decision: GateDecision) -> list[dict[str, str]]:

@@ -26,7 +26,7 @@ from infra.code_digest import ROOT
 from infra.disk_space import temporary_dir
 from infra.home import Home
 from infra.servers.databases import Database, databases, find_problem
-from infra.servers.recorded_servers import WORKER, ended_servers, read_servers_file, worker_lives
+from infra.servers.recorded_servers import PORTS, WORKER, ended_servers, read_servers_file, worker_lives
 from infra.servers.server_answers import silent_servers
 from infra.step import Manifest
 from infra.storage.manifest_store import CorruptManifestError
@@ -38,8 +38,6 @@ MIN_FREE_BYTES = 2 << 30
 MIN_TEMPORARY_BYTES = 1 << 28
 MIN_MEMORY_BYTES = 3 << 30
 """`run tiny` used 2.3 GiB."""
-PORTS = {"prefect": 4200, "mlflow": 5000}
-"""Ports on which `glm46 up` starts its servers by default."""
 CONNECT_TIMEOUT_SECONDS = 5
 SCHEDULER_COMMANDS = {
     "slurm": ("sbatch", "scontrol", "scancel"),

@@ -214,9 +214,9 @@ def log_text(client: MlflowClient, run_id: str, text: str, name: str) -> None:
     client.log_text(run_id, text, name)
 
 
-def run_page(client: MlflowClient, run_id: str) -> str:
-    """URL of a run in MLflow's UI; with `/artifacts` appended, the URL of its artifacts."""
-    return f"{client.tracking_uri.rstrip('/')}/#/experiments/{client.get_run(run_id).info.experiment_id}/runs/{run_id}"
+def run_page(client: MlflowClient, pages: str, run_id: str) -> str:
+    """URL of a run in MLflow's UI at the address `pages`; with `/artifacts` appended, the URL of its artifacts."""
+    return f"{pages.rstrip('/')}/#/experiments/{client.get_run(run_id).info.experiment_id}/runs/{run_id}"
 
 
 def resume_run(client: MlflowClient, run_id: str) -> None:

@@ -3,6 +3,7 @@ they answer at this moment or not."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
@@ -10,10 +11,12 @@ from pydantic import BaseModel
 
 from configs.files.atomic_files import replace_durably
 from infra.home import Home
-from infra.servers.server_password import environment_path
+from infra.servers.server_password import SERVER_HOME, environment_path
 
 SERVERS = ("prefect", "mlflow")
 WORKER = "worker"
+PORTS = {"prefect": 4200, "mlflow": 5000}
+"""Ports on which `glm46 up` starts its servers by default."""
 
 
 class ServerUrls(BaseModel):
@@ -41,6 +44,14 @@ def read_servers_file(home: Home) -> ServerUrls | None:
     """The servers that run/servers.json names, whether they run or not."""
     path = _servers_path(home)
     return ServerUrls.model_validate_json(path.read_text()) if path.exists() else None
+
+
+def lasting_mlflow(home: Home, uri: str) -> str:
+    """Address of MLflow's pages after the run that uses the server at `uri`. A private server ends with its run;
+    `glm46 up` shows the same pages at its own port."""
+    recorded = read_servers_file(home)
+    is_private = os.environ.get(SERVER_HOME) == str(home.root) and (recorded is None or recorded.mlflow != uri)
+    return f"http://127.0.0.1:{PORTS['mlflow']}" if is_private else uri
 
 
 def log_path(home: Home, server: str) -> Path:

@@ -16,7 +16,8 @@ import pytest
 from flows.cli.deployment import bring_down, bring_up
 from infra.child_process import free_port
 from infra.servers import server_answers
-from infra.servers.recorded_servers import ServerUrls, log_path, read_recorded, record
+from infra.servers.recorded_servers import ServerUrls, lasting_mlflow, log_path, read_recorded, record
+from infra.servers.server_password import SERVER_HOME
 from infra.servers.servers import Server, running_servers, wait_until_healthy
 
 ANSWERS_ALL = """
@@ -120,3 +121,13 @@ def test_a_server_killed_while_it_starts_is_started_again_and_one_that_gives_up_
         RuntimeError, match=r"(?s)the mlflow server has ended: run again .*mlflow\.log:\nwhy it gave up"
     ):
         wait_until_healthy(home, ended, said.append)
+
+
+def test_pages_of_a_private_mlflow_are_linked_where_up_shows_them(home, monkeypatch):
+    private, lasting = "http://127.0.0.1:41234", ServerUrls(prefect="http://127.0.0.1:1", mlflow="http://b:2", pids={})
+    assert lasting_mlflow(home, private) == private  # not of this home: of the site whose worker runs here
+    monkeypatch.setenv(SERVER_HOME, str(home.root))
+    assert lasting_mlflow(home, private) == "http://127.0.0.1:5000"
+    record(home, lasting)
+    assert lasting_mlflow(home, lasting.mlflow) == lasting.mlflow
+    assert lasting_mlflow(home, private) == "http://127.0.0.1:5000"  # those of the file have ended
