@@ -76,7 +76,7 @@ def written(model, adapter, directory) -> dict[str, torch.Tensor]:
     save_file(own, directory / "master-00001.safetensors")
     frozen = {name: tensor for name, tensor in tensors.items() if name not in own}
     files = StateFiles(directory, "master")
-    write_adapter(files, adapter, directory / "adapter")
+    write_adapter(files, adapter, "0" * 64, directory / "adapter")
     shapes = {name: each.shape for name, each in frozen.items()}
     merged = MergedTensors(Weights(frozen), shapes, files, scaling_of(adapter))
     return {name: merged.tensor(name) for name in frozen}

@@ -127,7 +127,7 @@ def export_weights(
             weights = FourBitWeights(weights, names_in_four_bits(recipe.model, recipe.adapter))
         read = MergedTensors(weights, shapes, trained, scaling_of(recipe.adapter)).tensor
         if writer.is_first:
-            write_adapter(trained, recipe.adapter, adapter_dir)
+            write_adapter(trained, recipe.adapter, job.start_weights_sha256, adapter_dir)
     write_checkpoint(read, shapes, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES, writer=writer)
 
 
