@@ -159,7 +159,7 @@ class Artifact(Generic[R]):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a running step has come; `total` 0 means not known."""
+    """How far a running step has come; `total` 0 means not known, an empty `unit` that it has not begun."""
 
     done: float
     total: float

@@ -144,6 +144,7 @@ def prepare(recipe: Any, root: Path) -> tuple[Any, Any]:
         tokenizer_path="",
         start_dir="",
         start_weights_dir="",
+        start_weights_sha256="",
         eos_token_ids=(),
         pad_token_id=0,
     )

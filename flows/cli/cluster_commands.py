@@ -28,7 +28,7 @@ def cluster_setup(
     hosts: Annotated[str, typer.Option(help="writes a hostfile, for example node[001-128]")] = "",
     partition: Annotated[str, typer.Option(help="Slurm's partition, PBS's queue, Kubernetes' namespace")] = "",
     account: Annotated[str, typer.Option(help="Slurm's or PBS's account, the queue of Kueue")] = "",
-    image: Annotated[str, typer.Option(help="Kubernetes: the image with the project")] = "",
+    image: Annotated[str, typer.Option(help="Kubernetes, or Slurm with pyxis: the image with the project")] = "",
     volume_claim: Annotated[str, typer.Option(help="Kubernetes: the volume that pods mount as GLM46_HOME")] = "",
     nvme_path: Annotated[str, typer.Option(help="a directory on a disk of each node")] = "",
     data: Annotated[str, typer.Option(help="a directory of documents that all nodes mount")] = "",

@@ -30,6 +30,9 @@ def convert(
         Literal["4.6", "4.5"], typer.Option(help="of hf: 4.5 repeats embedding and head in the MTP layer")
     ] = "4.6",
     gguf_type: Annotated[Literal["F32", "BF16", "F16", "Q8_0"], typer.Option(help="of the matrices")] = "BF16",
+    adapter: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="adapter/ of a phase that started from SOURCE: merge it in")
+    ] = None,
     scale: SCALE_OF_VERSION = "tiny",
     store: STORE = None,
     as_json: JSON = False,
@@ -39,10 +42,12 @@ def convert(
         from infra.home import open_home
         from tasks.release.checkpoint_source import open_source
         from tasks.release.convert_checkpoint import convert_checkpoint, refuse_target, refuse_unsuitable
+        from tasks.release.merge_adapter import merge_adapter
 
         home = open_home()
         refuse_target(target, to)
         opened = open_source(model_dir(source, home, scale, store))
+        opened = opened if adapter is None else merge_adapter(opened, adapter)
         refuse_unsuitable(opened, to, mtp_layout)
     with failures(home, target.absolute().parent):
         card = convert_checkpoint(opened, target, to, mtp_layout=mtp_layout, gguf_type=gguf_type)

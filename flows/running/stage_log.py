@@ -37,7 +37,8 @@ class _RunningStage:
     began: float
     line: str
     part: str = ""
-    """The stage or the part of it that reported last: rate and time to go are of this one."""
+    """The stage or the part of it that reported last: rate and time to go are of this one and of its unit."""
+    unit: str = ""
     part_began: float = 0.0
     done_at_first: float = 0.0
     course: Sparkline = field(default_factory=Sparkline)
@@ -104,8 +105,8 @@ class StageLog:
         with self._one_at_a_time:
             shown = self._shown[stage]
             name = f"{stage}, {part}" if part else stage
-            if shown.part != name:
-                shown.part, shown.part_began, shown.done_at_first = name, now, progress.done
+            if (shown.part, shown.unit) != (name, progress.unit):
+                shown.part, shown.unit, shown.part_began, shown.done_at_first = name, progress.unit, now, progress.done
                 shown.course, shown.figures_until = Sparkline(), -1.0
             if progress.figure is not None and progress.done > shown.figures_until:
                 shown.figures_until = progress.done
@@ -143,6 +144,8 @@ class StageLog:
 
 
 def _describe(shown: _RunningStage, progress: Progress, now: float) -> str:
+    if not progress.unit:
+        return f"{shown.part}: {progress.message}"
     seconds = now - shown.part_began
     rate = (progress.done - shown.done_at_first) / max(seconds, 1e-9)
     line = f"{shown.part}: {progress.done:,.0f}{f' of {progress.total:,.0f}' if progress.total else ''} {progress.unit}"

@@ -54,6 +54,7 @@ class ClusterSettings(BaseModel):
             time_limit_minutes=TIME_LIMIT_MINUTES,
             hostfile=self.hostfile,
             image=self.image,
+            environment={},
             volume_claim=self.volume_claim,
             max_missing_nodes=0,
             patience_minutes=PATIENCE_MINUTES,

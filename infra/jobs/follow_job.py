@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable
 
 from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError, JobStatus, Launcher
+from infra.jobs.scheduled_jobs import NAME_DIGITS
 from infra.step import Output, Progress
 
 POLL_SECONDS = 0.2
+REMIND_SECONDS = 1800.0
+"""Between two sentences on a job that still waits in the queue."""
+NO_REASON = "the scheduler names no reason"
 
 
 class JobStoppedError(RuntimeError):
@@ -22,6 +26,8 @@ class JobSubmission:
         self.launcher, self.job, self.output = launcher, job, output
         self._prepare = prepare
         self._reasons: set[str] = set()
+        self._queued_since: float | None = None
+        self._reminded_at = 0.0
 
     def find_or_submit(self) -> JobHandle:
         """The job that runs or has succeeded, else a new one."""
@@ -35,11 +41,27 @@ class JobSubmission:
         return self.launcher.submit(self.job)
 
     def wait(self, handle: JobHandle, status: JobStatus) -> JobHandle:
-        """Say each reason for which a job is in the queue once; the job that is to be followed from here on."""
+        """Say each reason for which a job is in the queue once, and again and again that it still waits; the job that
+        is to be followed from here on. No time ends the wait, as the job would lose its place in the queue."""
+        now = time.monotonic()
+        if self._queued_since is None:
+            self._queued_since = self._reminded_at = now
+        minutes = f"{(now - self._queued_since) / 60:.0f} minutes"
+        self.output.report(Progress(0, 0, "", f"in the queue for {minutes}: {status.reason or NO_REASON}"))
         if status.reason and status.reason not in self._reasons:
             self._reasons.add(status.reason)
             self.say(f"waits in the queue: {status.reason}")
+        elif now - self._reminded_at >= REMIND_SECONDS:
+            self._reminded_at = now
+            self.say(f"still waits in the queue after {minutes}: {status.reason or NO_REASON}. {self.way_out()}")
         return handle
+
+    def way_out(self) -> str:
+        """What ends the wait for a job whose reason does not pass."""
+        return (
+            f"`glm46 jobs stop {self.job.key[:NAME_DIGITS]}` takes it out of the queue; then change queue or num_ranks "
+            f"of its resources, and run again"
+        )
 
     def describe(self, progress: Progress) -> Progress:
         """The job's progress as it is reported."""

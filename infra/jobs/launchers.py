@@ -76,10 +76,12 @@ class Job:
         return self.ranks_per_node if self.device == "cuda" else 0
 
     def command(self, environment: dict[str, str], code: str = "") -> Command:
-        """What each node runs. Settings of CPUs never reach the ranks of a job on GPUs."""
+        """What each node runs. Settings of CPUs never reach the ranks of a job on GPUs; the queue's variables win over
+        those of the network."""
         own = CPU_ENVIRONMENT if self.device == "cpu" else CUDA_ENVIRONMENT
         loopback = LOOPBACK if self.num_nodes == 1 else {}
-        variables = {**op_environment(), **own, **loopback, **environment, **self.environment}
+        asked = {} if self.queue is None else self.queue.environment
+        variables = {**op_environment(), **own, **loopback, **environment, **asked, **self.environment}
         return Command(
             self.module, self.arguments, self.num_ranks, self.num_nodes, variables, code, self.name, self.roots
         )

@@ -46,6 +46,9 @@ NEVER = re.compile(
 )
 """Reasons for which a job waits until somebody changes it or the cluster."""
 
+CONTAINER_OPTION = "--container-image"
+"""Of `srun`, where the plugin pyxis (github.com/NVIDIA/pyxis) is installed."""
+
 
 class Slurm:
     name = "slurm"
@@ -54,6 +57,7 @@ class Slurm:
         self.look_seconds = look_seconds
 
     def submit(self, job: Job, work_dir: Path) -> str:
+        _refuse_missing_containers(queue_of(job).image)
         script = work_dir / "job.sbatch"
         script.write_text(job_script(job, work_dir))
         answer = ask("sbatch", "--parsable", str(script))
@@ -97,8 +101,17 @@ class Slurm:
         return work_dir / f"slurm-{scheduler_job}.log"
 
 
+def _refuse_missing_containers(image: str) -> None:
+    """Raises ValueError where a job is to run in a container that Slurm cannot start."""
+    if image and CONTAINER_OPTION not in ask("srun", "--help").stdout:
+        raise ValueError(
+            f"queue.image {image}: this Slurm starts no containers, as `srun --help` names no {CONTAINER_OPTION}. "
+            f"Install its plugin pyxis, or empty queue.image"
+        )
+
+
 def job_script(job: Job, work_dir: Path) -> str:
-    """The batch script."""
+    """The batch script; the supervisors run in a container where the queue names an image."""
     queue = queue_of(job)
     options = {
         "job-name": f"glm46-{job.key[:NAME_DIGITS]}",
@@ -124,12 +137,16 @@ def job_script(job: Job, work_dir: Path) -> str:
     supervisor = shlex.join([sys.executable, "-m", "infra.jobs.node_supervisor", str(work_dir)])
     job_name = f"$SLURM_JOB_ID${{SLURM_RESTART_COUNT:+{RESTART_MARK}$SLURM_RESTART_COUNT}}"
     per_node = f'{NAME_VARIABLE}="$SLURMD_NODENAME" exec {supervisor} "{job_name}" "$SLURM_NODEID"'
+    home = work_dir.parent.parent
+    container = {CONTAINER_OPTION: queue.image, "--container-mounts": f"{home}:{home}", "--container-workdir": ROOT}
+    options = [f"{name}={value}" for name, value in container.items() if queue.image]
+    srun = shlex.join(["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0", *options])
     return "\n".join(
         [
             "#!/bin/bash",
             *lines,
-            f"cd {shlex.quote(str(ROOT))} || exit 1",
-            f"exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 bash -c {shlex.quote(per_node)}",
+            *([] if queue.image else [f"cd {shlex.quote(str(ROOT))} || exit 1"]),
+            f"exec {srun} bash -c {shlex.quote(per_node)}",
             "",
         ]
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from configs.schema import ModelRecipe
 from model.architecture.transformer import Glm4Moe
+from model.formats.adapter_files import refuse_adapter
 from model.formats.checkpoint_names import checkpoint_shapes, stacked_name
 from model.formats.deepspeed_checkpoint import DeepSpeedFiles, step_dir
 from model.formats.hf_checkpoint import (
@@ -56,6 +57,8 @@ class CheckpointSource:
     shapes: dict[str, torch.Size]
     """Of all tensors, sorted by checkpoint name."""
     tensors: TensorSource
+    adapter: str = ""
+    """Directory of the adapter that is merged in; empty where none is."""
 
     def stored(self, name: str) -> Tensor:
         """One tensor as it is on disk: masters are float32. Raises ValueError where a number is not finite."""
@@ -86,6 +89,7 @@ class CheckpointSource:
 def open_source(path: Path) -> CheckpointSource:
     """Raises ValueError for a directory that is none of the four, and where its parts do not belong together."""
     config_dir = path / HF if (path / HANDOVER).is_dir() else path
+    refuse_adapter(config_dir)
     if not (config_dir / CONFIG_FILE).is_file():
         raise ValueError(
             f"{path} is no checkpoint: name a directory with {CONFIG_FILE} and weights, one with {HANDOVER}/ and "

@@ -27,7 +27,8 @@ from model.formats.megatron_checkpoint import LATEST_FILE, write_megatron
 from model.formats.safetensors_writer import tensor_bytes, write_safetensors
 from tasks.release.checkpoint_source import HANDOVER, HF, TOKENIZER_FILE, CheckpointSource, open_source
 from tasks.release.gguf_comparison import ConvertedTensors, compare_gguf, compare_served
-from tasks.training.import_checkpoint import WEIGHTS_SUFFIX, checkpoint_files, imported_position
+from tasks.training.import_checkpoint import checkpoint_files, imported_position
+from tasks.training.state.trained_checkpoint import WEIGHTS_SUFFIX
 
 TargetFormat = Literal["hf", "native", "megatron", "gguf"]
 MtpLayout = Literal["4.6", "4.5"]
@@ -43,6 +44,8 @@ class ConversionCard(Frozen):
     """What FILE.conversion.json says about an export."""
 
     source: str
+    adapter: str
+    """Directory of the adapter that was merged in, or empty."""
     source_format: str
     target_format: str
     variant: str
@@ -100,6 +103,7 @@ def convert_checkpoint(
         variant = {"hf": mtp_layout if source.recipe.num_nextn_predict_layers else "", "gguf": gguf_type}.get(to, "")
         card = ConversionCard(
             source=str(source.path),
+            adapter=source.adapter,
             source_format=source.format,
             target_format=to,
             variant=variant,

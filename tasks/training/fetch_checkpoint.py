@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from configs.files.atomic_files import link_or_copy
 from tasks.data.readers.source_bytes import HUGGING_FACE
-from tasks.training.import_checkpoint import SUFFIXES, WEIGHTS_SUFFIX, checkpoint_files, refuse_other_config
+from tasks.training.import_checkpoint import SUFFIXES, checkpoint_files, refuse_other_config
+from tasks.training.state.trained_checkpoint import WEIGHTS_SUFFIX
 
 if TYPE_CHECKING:
     from configs.schema import ModelRecipe

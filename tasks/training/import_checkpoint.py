@@ -20,6 +20,7 @@ from tasks.training.input_rules import OF_THE_PHASE
 from tasks.training.state.trained_checkpoint import (
     CHAT_TEMPLATE_FILE,
     CHAT_TEMPLATE_KEY,
+    WEIGHTS_SUFFIX,
     TrainedCheckpoint,
     chat_template_digest,
 )
@@ -33,7 +34,6 @@ IMPORTED = "imported"
 moments."""
 
 
-WEIGHTS_SUFFIX = ".safetensors"
 SUFFIXES = (WEIGHTS_SUFFIX, ".json", ".jinja", ".model", ".txt")
 """Endings of weights, configuration, tokenizer and chat template."""
 
@@ -67,10 +67,10 @@ def refuse_foreign_checkpoint(path: Path, recipe: ModelRecipe) -> None:
 
 def refuse_other_config(path: Path, recipe: ModelRecipe) -> None:
     """Raises ValueError where config.json is of another architecture than the scale's."""
+    from model.formats.adapter_files import refuse_adapter
     from model.formats.hf_checkpoint import CONFIG_FILE, read_config
 
-    if (path / "adapter_config.json").is_file() and not (path / CONFIG_FILE).is_file():
-        raise ValueError(f"{path} holds an adapter, no model: name a directory in which it is merged into its weights")
+    refuse_adapter(path)
     theirs = read_config(path)
     if recipe.num_nextn_predict_layers > theirs.num_nextn_predict_layers:
         raise ValueError(

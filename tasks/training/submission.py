@@ -34,7 +34,6 @@ class Submission(JobSubmission):
         self.phase = phase
         self.worlds = [phase.resources, *smaller_worlds(phase.recipe, phase.resources)]
         self._world = phase.resources
-        self._queued_since: float | None = None
         super().__init__(launcher, self._job_on(self.worlds[0], output), output, prepare=self._write)
 
     def submit(self) -> JobHandle:
@@ -43,14 +42,18 @@ class Submission(JobSubmission):
     def wait(self, handle: JobHandle, status: JobStatus) -> JobHandle:
         """As any job; it gives way to one of fewer nodes after the patience."""
         super().wait(handle, status)
-        if self._queued_since is None:
-            self._queued_since = time.monotonic()
+        assert self._queued_since is not None, status
         patience_minutes = self.phase.resources.queue.patience_minutes
         smaller = [world for world in self.worlds if world.num_ranks < self._num_ranks()]
         if not smaller or time.monotonic() - self._queued_since < patience_minutes * 60:
             return handle
         self.launcher.cancel(handle, SAVE_SECONDS)
         return self._submit(smaller, f"the job waited for {patience_minutes:g} minutes in the queue ({status.reason})")
+
+    def way_out(self) -> str:
+        """As of any job; a phase of several nodes may also begin on fewer."""
+        fewer = "; with queue.max_missing_nodes above 0 it would begin on fewer nodes"
+        return f"{super().way_out()}{fewer if self.job.num_nodes > 1 and len(self.worlds) == 1 else ''}"
 
     def describe(self, progress: Progress) -> Progress:
         """With the world, where it is not the full one."""

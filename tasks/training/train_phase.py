@@ -39,6 +39,7 @@ from tasks.training.state.trained_checkpoint import (
     MERGE_KEY,
     TrainedCheckpoint,
     chat_template_digest,
+    weights_sha256,
 )
 from tasks.training.state.unreached_tensors import unreached_tensors
 from tasks.training.submission import Submission
@@ -170,9 +171,16 @@ def describe_job(
         tokenizer_path=str(tokenizer.path("tokenizer.json")),
         start_dir="" if start is None else str(start.directory("handover")),
         start_weights_dir="" if start is None else str(start.directory("hf")),
+        start_weights_sha256="" if start is None else weights_sha256(_hashes_of_export(start)),
         eos_token_ids=tuple(token_ids[name] for name in END_TOKENS),
         pad_token_id=token_ids[END_OF_TEXT],
     )
+
+
+def _hashes_of_export(checkpoint: Artifact[TrainedCheckpoint]) -> dict[str, str]:
+    """sha256 of each file of hf/, as its manifest has them."""
+    content = checkpoint.manifest.content
+    return {name.removeprefix("hf/"): entry.sha256 for name, entry in content.items() if name.startswith("hf/")}
 
 
 def train(job: TrainingJob, output: Output) -> None:

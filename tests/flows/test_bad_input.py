@@ -95,7 +95,7 @@ def test_a_start_that_is_no_checkpoint_is_refused_before_data_is_prepared(tmp_pa
     expect(start(tmp_path / "empty"), 2, "config.json does not exist")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    expect(start(tmp_path / "adapter"), 2, "holds an adapter, no model: name a directory in which it is merged")
+    expect(start(tmp_path / "adapter"), 2, "holds an adapter, no model: merge it into the model that it was trained on")
     expect(start("0" * 64), 2, "holds nothing under this key")
     expect(start("hf://name"), 2, "hf://name names no model: write hf://owner/name or hf://owner/name@revision")
     expect(start("hf://owner/name"), 2, "hf://owner/name cannot be fetched", "or download it and name the")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -43,6 +44,18 @@ def test_the_course_of_the_loss_is_drawn_once_per_step():
         assert line.endswith("loss 1.0 █▅▁")
         other = log.progress("train", Progress(1, 2, "windows"), "held out")
         assert other == "train, held out: 1 of 2 windows", "another part starts anew"
+
+
+def test_the_time_in_a_queue_is_shown_and_counts_for_no_rate(monkeypatch):
+    seconds = [0.0]
+    monkeypatch.setattr("flows.running.stage_log.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    log = log_to(io.StringIO(), is_terminal=False)
+    with log.running("train"):
+        assert log.progress("train", Progress(0, 0, "", "in the queue")) == "train: in the queue"
+        seconds[0] = 5000.0
+        assert log.progress("train", Progress(5, 10, "steps")) == "train: 5 of 10 steps"
+        seconds[0] = 5100.0
+        assert log.progress("train", Progress(7, 10, "steps")) == "train: 7 of 10 steps, 0.02/s, 150 s to go"
 
 
 @pytest.mark.parametrize(("is_terminal", "between"), [(True, " | "), (False, "\n")])

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import ValidationError
 
+from configs.schema import PhaseQueue
 from infra.jobs.build_ops import op_environment
 from infra.jobs.launchers import (
     CPU_ENVIRONMENT,
     CUDA_ENVIRONMENT,
+    LOOPBACK,
     Job,
     JobFailedError,
     JobHandle,
@@ -28,6 +31,7 @@ from infra.jobs.launchers import (
 )
 from infra.jobs.supervisor import read_job_file
 from tests.conftest import ROOT
+from tests.support.cluster.default_queue import DEFAULT_QUEUE
 
 KEY = "0123abcd"
 
@@ -73,6 +77,25 @@ def test_a_job_runs_detached_and_is_found_by_its_key(launcher, tmp_path):
     assert (status.state, status.exit_code) == ("succeeded", 0)
     job = read_job_file(tmp_path / KEY)
     assert [starts(tmp_path, rank)[0][1:] for rank in (0, 1)] == [["1", "2", str(job.master_port)]] * 2
+
+
+def test_a_queue_may_not_name_the_variables_that_ranks_are_given(launcher, tmp_path):
+    """By what a rank has and this process does not, but for what readline sets."""
+    job = replace(toy(tmp_path, "say all"), environment={"OMP_NUM_THREADS": "1"})
+    assert end_of(launcher, launcher.submit(job)).state == "succeeded"
+    *_, given = (tmp_path / KEY / "logs" / "rank-0.log").read_text().splitlines()
+    others = {*os.environ, *LOOPBACK, "COLUMNS", "LINES"}
+    names = {*given.split()} - others | {*CUDA_ENVIRONMENT, "PATH", "OMP_NUM_THREADS"}
+    assert {"RANK", "MASTER_PORT", "GLM46_FENCING"} <= names
+    fields = DEFAULT_QUEUE.model_dump()
+    for name in names:
+        with pytest.raises(ValidationError, match=f"environment names {name}, which the launcher sets itself"):
+            PhaseQueue(**fields | {"environment": {name: "1"}})
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "NOT-A-NAME"):
+        with pytest.raises(ValidationError, match=r"give the nodes credentials of their own|letters, digits and"):
+            PhaseQueue(**fields | {"environment": {name: "1"}})
+    allowed = {"HF_HOME": "/cache", "NCCL_IB_TC": "160", "TOKENIZERS_PARALLELISM": "false", "https_proxy": ""}
+    assert PhaseQueue(**fields | {"environment": allowed}).environment == allowed
 
 
 def test_a_running_job_is_attached_to_and_not_started_twice(launcher, tmp_path):

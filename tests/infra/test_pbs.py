@@ -71,7 +71,8 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
 def test_the_script_runs_the_job_on_each_of_its_nodes(commands, tmp_path):
     launcher = ScheduledLauncher(tmp_path, Pbs())
     (tmp_path / KEY).mkdir()
-    handle = launcher.submit(job(tmp_path))
+    queue = DEFAULT_QUEUE.model_copy(update={"environment": {"HF_HOME": "/a cache"}})
+    handle = launcher.submit(job(tmp_path, "say HF_HOME", queue))
     subprocess.run(["bash", "-n", str(tmp_path / KEY / "job.pbs")], check=True)
     (tmp_path / "record").write_text(shown("R"))
     assert launcher.poll(handle).state == "running"
@@ -79,6 +80,8 @@ def test_the_script_runs_the_job_on_each_of_its_nodes(commands, tmp_path):
     (tmp_path / "record").write_text(shown("F", Exit_status=0, substate=92))
     assert ScheduledLauncher(tmp_path, Pbs()).poll(handle).state == "succeeded"
     assert [starts(tmp_path, rank)[0][1:3] for rank in (0, 1)] == [["1", "2"]] * 2
+    logs = [(tmp_path / KEY / "logs" / f"rank-{rank}.log").read_text() for rank in (0, 1)]
+    assert [log.splitlines()[-1] for log in logs] == ["/a cache"] * 2
 
 
 @pytest.mark.parametrize(

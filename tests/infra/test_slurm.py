@@ -20,6 +20,7 @@ from infra.jobs.scheduled_jobs import NoAnswerError, ScheduledLauncher, Schedule
 from infra.jobs.scheduled_jobs import end_of as end_of_job
 from infra.jobs.slurm_jobs import Slurm, job_script, parse_accounting, parse_record
 from infra.jobs.supervisor import JobFile, read_job_file
+from tests.conftest import ROOT
 from tests.infra.test_launcher import is_alive, starts, wait_for
 from tests.support.cluster.default_queue import DEFAULT_QUEUE
 from tests.support.cluster.slurm import LIMITED_MEMORY, limits_memory, missing_programs, slurm_cluster
@@ -60,6 +61,26 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
     assert not [line for line in without.splitlines() if "partition" in line or "gpus" in line]
     with_gpus = job_script(replace(job(tmp_path, "succeed", 16), device="cuda"), tmp_path)
     assert "#SBATCH --gpus-per-node=8" in with_gpus.splitlines()
+
+
+def test_a_job_in_a_container_needs_the_plugin_that_starts_it(tmp_path, monkeypatch):
+    queue = DEFAULT_QUEUE.model_copy(update={"image": "team/glm46:1"})
+    work_dir = tmp_path / "home" / "work" / KEY
+    work_dir.mkdir(parents=True)
+    printed = {"srun": "      --container=path   Path to OCI container bundle\n", "sbatch": "7\n"}
+    answers = lambda *command: subprocess.CompletedProcess(command, 0, printed[command[0]], "")  # noqa: E731
+    monkeypatch.setattr(slurm_jobs, "ask", answers)
+    with pytest.raises(ValueError, match=r"queue\.image team/glm46:1: this Slurm .* Install its plugin pyxis"):
+        Slurm().submit(job(tmp_path, "succeed", queue=queue), work_dir)
+    printed["srun"] += "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH\n"  # as pyxis 0.20 adds it
+    assert Slurm().submit(job(tmp_path, "succeed", queue=queue), work_dir) == "7"
+    started = shlex.split((work_dir / "job.sbatch").read_text().splitlines()[-1])
+    home = tmp_path / "home"
+    assert {
+        "--container-image=team/glm46:1",
+        f"--container-mounts={home}:{home}",
+        f"--container-workdir={ROOT}",
+    } <= set(started)
 
 
 def test_records_of_controller_and_accounting_are_read():
@@ -222,6 +243,9 @@ def test_jobs_run_fail_stop_and_are_lost_on_a_real_slurm(cluster, launcher, tmp_
 
     with pytest.raises(ValueError, match=r"Slurm refuses the job: .*partition.*; set queue.partition to one of debug"):
         launcher.submit(job(tmp_path, "succeed", queue=DEFAULT_QUEUE.model_copy(update={"partition": "nowhere"})))
+
+    with pytest.raises(ValueError, match=r"queue\.image a: this Slurm starts no containers, .* Install its plugin"):
+        launcher.submit(job(tmp_path, "succeed", queue=DEFAULT_QUEUE.model_copy(update={"image": "a"})))
 
     launcher.submit(job(tmp_path, "succeed", queue=DEFAULT_QUEUE.model_copy(update={"time_limit_minutes": 600})))
     status = end_of(launcher, handle)

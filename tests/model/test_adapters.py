@@ -78,7 +78,7 @@ def saved(model, adapter, directory, scaling: float | None = None) -> MergedTens
     save_file(own, directory / "master-00001.safetensors")
     frozen = {name: tensor for name, tensor in tensors.items() if name not in own}
     files = StateFiles(directory, "master")
-    write_adapter(files, adapter, directory / "adapter")
+    write_adapter(files, adapter, "0" * 64, directory / "adapter")
     shapes = {name: each.shape for name, each in frozen.items()}
     return MergedTensors(Weights(frozen), shapes, files, scaling_of(adapter) if scaling is None else scaling)
 

@@ -321,6 +321,19 @@ def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, t
         ({}, {"launcher": "ssh"}, "launcher ssh needs queue.hostfile: set it in the same resources"),
         ({}, {"launcher": "kubernetes"}, "queue.image: .*; launcher kubernetes needs queue.volume_claim"),
         ({}, {"queue": DEFAULT_QUEUE.model_copy(update={"image": "a"})}, "launcher local heeds no queue.image: empty"),
+        *(
+            (
+                {},
+                {"launcher": launcher, "queue": DEFAULT_QUEUE.model_copy(update={name: value, "hostfile": "h"})},
+                f"launcher {launcher} heeds no queue.{name}: empty it",
+            )
+            for launcher, name, value in (
+                ("local", "environment", {"HF_HOME": "/cache"}),
+                ("pbs", "image", "a"),
+                ("ssh", "image", "a"),
+                ("slurm", "hostfile", "h"),
+            )
+        ),
         (
             {},
             {"queue": DEFAULT_QUEUE.model_copy(update={"max_missing_nodes": 1})},

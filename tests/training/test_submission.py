@@ -4,12 +4,14 @@ real nodes and training: test_phase_on_nodes.py (long)."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from infra.jobs.follow_job import follow
+from configs.schema import TrainingResources
+from infra.jobs.follow_job import JobStoppedError, follow
 from infra.jobs.launchers import Job, JobHandle, JobLostError, JobState, JobStatus, TooFewNodesError
-from infra.step import Output
+from infra.step import Output, Progress
 from tasks.training.state.job import JOB_FILE, WORLDS_FILE, TrainingJob
 from tasks.training.submission import Submission
 from tests.support.cluster.default_queue import DEFAULT_QUEUE
@@ -59,12 +61,16 @@ def output(tmp_path, said):
     return Output(tmp_path, "", tmp_path, KEY, lambda progress: None, said.append, lambda rows: None, lambda name: None)
 
 
-def train_on(nodes: Nodes, output: Output) -> dict:
+def train_on(nodes: Nodes, output: Output, resources: TrainingResources = TWO_NODES) -> dict:
     """Follow a job of the phase to its end; the job that its ranks read."""
-    values = {name: () for name in NO_FILES} | dict.fromkeys(NO_PATHS, "") | {"start_weights_dir": ""}
+    values = (
+        {name: () for name in NO_FILES}
+        | dict.fromkeys(NO_PATHS, "")
+        | dict.fromkeys(("start_weights_dir", "start_weights_sha256"), "")
+    )
     phase = TrainingJob(
         recipe=small_recipe(),
-        resources=TWO_NODES,
+        resources=resources,
         work_dir=str(output.work_dir),
         validation_domains={},
         eos_token_ids=(0,),
@@ -104,6 +110,27 @@ def test_a_job_that_waits_too_long_gives_way_to_one_of_fewer_nodes(output, said)
     last = json.loads((output.work_dir / WORLDS_FILE).read_text().splitlines()[-1])
     assert last["why"] == "the job waited for 1e-09 minutes in the queue (Resources)"
     assert said == ["waits in the queue: Resources", f"goes on with 1 of 2 nodes: {last['why']}"], "each once"
+
+
+def test_a_job_that_waits_on_and_on_says_so_again_with_what_ends_the_wait(output, said, monkeypatch):
+    monkeypatch.setattr("infra.jobs.follow_job.REMIND_SECONDS", 0.0)
+    shown = []
+    everything = replace(output, report=shown.append)
+    waiting = Nodes(2, "queued", "queued", "queued", "interrupted")
+    full = TWO_NODES.model_copy(update={"queue": DEFAULT_QUEUE})
+    with pytest.raises(JobStoppedError, match="was asked to stop"):
+        train_on(waiting, everything, full)
+    still = (
+        f"still waits in the queue after 0 minutes: Resources. `glm46 jobs stop {KEY}` takes it out of the queue; then "
+        f"change queue or num_ranks of its resources, and run again; with queue.max_missing_nodes above 0 it would "
+        f"begin on fewer nodes"
+    )
+    assert said == ["waits in the queue: Resources", still, still] and waiting.num_cancelled == 0
+    assert shown == [Progress(0, 0, "", "in the queue for 0 minutes: Resources")] * 3
+    monkeypatch.setattr("infra.jobs.follow_job.REMIND_SECONDS", 1800.0)
+    said.clear()
+    train_on(Nodes(2, "queued", "queued", "lost"), everything, full)
+    assert said == ["waits in the queue: Resources"], "not again so soon"
 
 
 def test_without_a_node_the_run_says_which_host_is_missing(output):

@@ -12,7 +12,15 @@ from configs.schema import JobResources, PolicyObjective, TrainingRecipe, Traini
 from tasks.training.plan.topology import impossible_topology
 from tasks.training.plan.worlds import refuse_no_smaller_world
 
-QUEUE_OF_LAUNCHER = {"ssh": ("hostfile",), "kubernetes": ("image", "volume_claim")}
+NEEDED_QUEUE = {"ssh": ("hostfile",), "kubernetes": ("image", "volume_claim")}
+"""Settings without which a launcher cannot start a job."""
+HEEDED_QUEUE = {
+    "slurm": ("image", "environment"),
+    "pbs": ("environment",),
+    "kubernetes": ("environment",),
+    "ssh": ("environment",),
+}
+"""Settings that not every launcher carries to a job."""
 BITSANDBYTES = "0.50.2"
 """The version that holds weights in 4 bits: exact, since it decides how they are rounded. Here, so that it enters the
 key of a phase by the code, although only qlora needs the package."""
@@ -112,8 +120,8 @@ def taught_mtp(recipe: TrainingRecipe, answers: str) -> list[str]:
 
 def incomplete_queue(resources: JobResources) -> list[str]:
     """What the launcher of a phase, or of another section, still has to know, and what it would not heed."""
-    needed = QUEUE_OF_LAUNCHER.get(resources.launcher, ())
-    foreign = {name for names in QUEUE_OF_LAUNCHER.values() for name in names} - set(needed)
+    needed, heeded = NEEDED_QUEUE.get(resources.launcher, ()), HEEDED_QUEUE.get(resources.launcher, ())
+    all_names = {name for table in (NEEDED_QUEUE, HEEDED_QUEUE) for names in table.values() for name in names}
     return [
         *(
             f"launcher {resources.launcher} needs queue.{name}: set it in the same resources"
@@ -122,7 +130,7 @@ def incomplete_queue(resources: JobResources) -> list[str]:
         ),
         *(
             f"launcher {resources.launcher} heeds no queue.{name}: empty it"
-            for name in sorted(foreign)
+            for name in sorted(all_names - {*needed, *heeded})
             if getattr(resources.queue, name)
         ),
     ]

@@ -16,9 +16,14 @@ from torch import Tensor
 
 from configs.schema import AdapterRecipe
 from model.architecture.adapters import ATTENTION_MATRICES, LORA_A, LORA_B, MAGNITUDE, MLP_MATRICES, merged_weight
+from model.formats.adapter_files import ADAPTER_CONFIG, ADAPTER_FILE
+from model.formats.hf_checkpoint import open_safetensors
 from tasks.training.state.saved_state import SavedTensors
 from tasks.training.state.tensor_sources import StateFiles, TensorSource
 
+WEIGHTS_KEY, KIND_KEY = "glm46.weights_sha256", "glm46.kind"
+"""In the metadata of the file of tensors, as PEFT's configuration has no field for them: which weights the adapter was
+trained on, and its kind."""
 _PEFT_PREFIX = "base_model.model."
 _PARAMETERS = {
     "dense_mlp": tuple(f"mlp.{name}.weight" for name in MLP_MATRICES),
@@ -38,7 +43,7 @@ class MergedTensors:
         self,
         weights: TensorSource,
         shapes: Mapping[str, torch.Size],
-        adapter: SavedTensors | StateFiles,
+        adapter: SavedTensors | StateFiles | WrittenAdapter,
         scaling: float,
     ) -> None:
         self.weights, self.shapes, self.adapter, self.scaling = weights, shapes, adapter, scaling
@@ -46,6 +51,14 @@ class MergedTensors:
     def beside(self, name: str) -> Tensor:
         """A tensor of the frozen weights, or of the adapter."""
         return self.weights.read(name, self.shapes[name]) if name in self.shapes else self.adapter.tensor(name)
+
+    def names(self) -> set[str]:
+        return self.weights.names()
+
+    def read(self, name: str, shape: torch.Size) -> Tensor:
+        """As `tensor`, of the shape that it has."""
+        assert shape == self.shapes[name], (name, shape)
+        return self.tensor(name)
 
     def tensor(self, name: str) -> Tensor:
         weight = self.weights.read(name, self.shapes[name])
@@ -58,12 +71,39 @@ class MergedTensors:
         )
 
 
-def write_adapter(adapter: SavedTensors | StateFiles, recipe: AdapterRecipe, adapter_dir: Path) -> None:
-    """Equal input, equal bytes."""
+class WrittenAdapter:
+    """An adapter that `write_adapter` wrote. Raises ValueError for a directory that holds none."""
+
+    def __init__(self, adapter_dir: Path) -> None:
+        self.path = adapter_dir / ADAPTER_FILE
+        with open_safetensors(self.path) as file:
+            metadata, self._stored = file.metadata() or {}, set(file.keys())
+        if WEIGHTS_KEY not in metadata:
+            raise ValueError(
+                f"{self.path} does not say on which weights it was trained: merge an adapter that glm46 did not write "
+                f"with PEFT (merge_and_unload)"
+            )
+        self.weights_digest, self.kind = metadata[WEIGHTS_KEY], metadata[KIND_KEY]
+        config = json.loads((adapter_dir / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        self.scaling: float = config["lora_alpha"] / config["r"]
+
+    def names(self) -> set[str]:
+        return {name.removeprefix(_PEFT_PREFIX) for name in self._stored}
+
+    def tensor(self, name: str) -> Tensor:
+        with open_safetensors(self.path) as file:
+            return file.get_tensor(_PEFT_PREFIX + name)
+
+
+def write_adapter(
+    adapter: SavedTensors | StateFiles, recipe: AdapterRecipe, weights_digest: str, adapter_dir: Path
+) -> None:
+    """Equal input, equal bytes. `weights_digest` is that of the frozen weights, by weights_sha256."""
     adapter_dir.mkdir(parents=True)
     tensors = {_PEFT_PREFIX + name: adapter.tensor(name) for name in sorted(adapter.names())}
-    save_file(tensors, adapter_dir / "adapter_model.safetensors", metadata={"format": "pt"})
-    (adapter_dir / "adapter_config.json").write_text(json.dumps(peft_config(recipe), indent=2) + "\n")
+    metadata = {"format": "pt", WEIGHTS_KEY: weights_digest, KIND_KEY: recipe.kind}
+    save_file(tensors, adapter_dir / ADAPTER_FILE, metadata=metadata)
+    (adapter_dir / ADAPTER_CONFIG).write_text(json.dumps(peft_config(recipe), indent=2) + "\n")
 
 
 def peft_config(recipe: AdapterRecipe) -> dict[str, object]:

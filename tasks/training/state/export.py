@@ -129,7 +129,7 @@ def export_weights(
     if recipe.adapter.kind != "none":
         read = merged_tensors(job, saved, shapes).tensor
         if writer.is_first:
-            write_adapter(trained, recipe.adapter, adapter_dir)
+            write_adapter(trained, recipe.adapter, job.start_weights_sha256, adapter_dir)
     write_checkpoint(read, shapes, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES, writer=writer)
 
 

@@ -45,6 +45,8 @@ class TrainingJob(Frozen):
     """Hand-over state to start from; empty for random weights."""
     start_weights_dir: str
     """Hugging Face directory of the start, read where its hand-over state holds no weights; likewise."""
+    start_weights_sha256: str
+    """sha256 over the names and bytes of its weights: an adapter names the model that it belongs to; likewise."""
     eos_token_ids: tuple[int, ...]
     """For config.json of the export; they also end a sampled answer."""
     pad_token_id: int

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
-from infra.step import Record
+from infra.step import Record, digest_of
 from model.text.chat_template import CHAT_TEMPLATE
 
+WEIGHTS_SUFFIX = ".safetensors"
 CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY = "chat_template.jinja", "chat_template"
 MERGE_FILE, MERGE_KEY = "merge.json", "largest_logit_difference"
 
@@ -53,3 +55,9 @@ class TrainedCheckpoint(Record):
 
 def chat_template_digest() -> str:
     return hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest()
+
+
+def weights_sha256(hashes: Mapping[str, str]) -> str:
+    """One digest of a model's weights, of the sha256 of each file of its directory: equal for equal files of weights,
+    whatever else is there."""
+    return digest_of({name: sha256 for name, sha256 in hashes.items() if name.endswith(WEIGHTS_SUFFIX)})

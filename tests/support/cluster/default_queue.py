@@ -10,6 +10,7 @@ DEFAULT_QUEUE = PhaseQueue(
     time_limit_minutes=10,
     hostfile="",
     image="",
+    environment={},
     volume_claim="",
     max_missing_nodes=0,
     patience_minutes=60.0,

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from configs.schema import AdapterRecipe
 from model.architecture.adapters import add_adapters
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
+from tasks.release.checkpoint_source import open_source
+from tasks.release.convert_checkpoint import convert_checkpoint
+from tasks.release.merge_adapter import merge_adapter
+from tasks.training.import_checkpoint import refuse_foreign_checkpoint
 from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
 from tasks.training.parallel.partitions import frozen_pieces_of
 from tasks.training.parallel.ranks import connect_ranks
@@ -149,6 +155,32 @@ def test_an_adapter_learns_and_its_export_is_the_start_with_it_merged_in(base, t
             expected = weight + 2.0 * adapter[f"{stem}lora_B.weight"] @ adapter[f"{stem}lora_A.weight"]
             assert not weight.equal(after[name]), name
         torch.testing.assert_close(after[name], expected, rtol=0, atol=1e-6, msg=name)
+
+
+def test_an_adapter_is_merged_into_the_weights_that_it_was_trained_on_and_no_others(base, tuned, tmp_path):
+    adapter_dir, merged = tuned.directory("adapter"), tmp_path / "merged"
+    source = merge_adapter(open_source(base.directory("hf")), adapter_dir)
+    card = convert_checkpoint(source, merged, "hf")
+    assert (card.source, card.adapter) == (str(base.directory("hf")), str(adapter_dir)) and not card.num_rounded
+    expected, written = (load_file(each) for each in (tuned.path("hf/model.safetensors"), merged / "model.safetensors"))
+    assert expected.keys() == written.keys() and all(written[name].equal(expected[name]) for name in expected)
+    copied = shutil.copytree(base.directory("hf"), tmp_path / "copied")
+    (copied / "README.md").write_text("the same weights")
+    assert merge_adapter(open_source(copied), adapter_dir).adapter
+
+    with pytest.raises(ValueError, match="is an adapter of another model: it was trained on weights with sha256 "):
+        merge_adapter(open_source(merged), adapter_dir)
+    native = replace(open_source(base.directory("hf")), format="native")
+    with pytest.raises(ValueError, match="is of format native: an adapter is merged into a Hugging Face model"):
+        merge_adapter(native, adapter_dir)
+    beside = shutil.copytree(adapter_dir, copied, dirs_exist_ok=True)
+    for refuse in (open_source, lambda path: refuse_foreign_checkpoint(path, sft_recipe(model=WEIGHTS).model)):
+        with pytest.raises(ValueError, match=r"holds an adapter beside a model: move .* and merge it .* --adapter DIR"):
+            refuse(beside)
+    foreign = shutil.copytree(adapter_dir, tmp_path / "foreign")
+    save_file(load_file(adapter_dir / "adapter_model.safetensors"), foreign / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"does not say on which weights it was trained: merge .* with PEFT"):
+        merge_adapter(open_source(base.directory("hf")), foreign)
 
 
 @pytest.mark.long
