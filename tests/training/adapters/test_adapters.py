@@ -12,7 +12,7 @@ from configs.schema import AdapterRecipe
 from model.architecture.adapters import add_adapters
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
-from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
+from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
 from tasks.training.parallel.partitions import frozen_pieces_of
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.trainable import Trainable
@@ -65,7 +65,7 @@ def build(num_ranks: int, adapter: dict, dtype: str = "float32", **changes) -> T
         add_adapters(model, AdapterRecipe.model_validate(adapter))
     shapes = checkpoint_shapes(model)
     divide_model(model, ranks, resources)
-    materialize(model, torch.device("cpu"), frozen_dtype=getattr(torch, dtype))
+    make_weights(model, dtype, resources, ranks)
     optimizer = small_recipe().optimizer.model_copy(update={"kind": "adamw", "adam_eps": ADAM_EPS})
     trainable = build_trainable(model, optimizer, dtype, resources, ranks)
     load_frozen(trainable, weights, "the initial weights")
