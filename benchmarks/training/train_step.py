@@ -2,7 +2,8 @@
 [--rounds 3] [--steps 2] [--write]
 
 Both get the same 18.3 M parameter architecture, the same batch of 8 x 512 tokens and torch's fused AdamW, and are timed
-in turn, round by round; the optimizer step is included. The peer is the faster of float32 and bfloat16 autocast. The
+in turn, round by round; the optimizer step is included. The peer is the faster of float32 and bfloat16 autocast. Ours
+is float32, as the scales of CPUs are; `our_modes` also has it on bfloat16 copies of its weights. The
 MTP layer and the router's balancing, which transformers does not have, are left out of ours, which multiplies as
 training does (model/kernels/cpu_products.py). The last line is JSON; `ratio` is the median over the rounds of ours over
 the peer, so a machine whose speed drifts does not decide.
@@ -43,18 +44,20 @@ RECIPE = GLM46.model_copy(
 )
 
 
-def our_step(token_ids: torch.Tensor) -> Callable[[], None]:
+def our_step(token_ids: torch.Tensor, *, uses_bfloat16: bool) -> Callable[[], None]:
     """One optimizer step of our model."""
     from model.architecture.transformer import Glm4Moe
     from model.kernels.cpu_products import onednn_products
+    from tasks.training.parallel.mixed_precision import ComputeInBfloat16
 
     model = Glm4Moe(RECIPE)
     model.init_weights(torch.Generator().manual_seed(46))
+    computed = ComputeInBfloat16(model) if uses_bfloat16 else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
         with onednn_products():
-            losses = model(token_ids[:, :-1], target_ids_BT=token_ids[:, 1:]).losses
+            losses = computed(token_ids[:, :-1], target_ids_BT=token_ids[:, 1:]).losses
             optimizer.zero_grad(set_to_none=True)
             losses.lm.backward()
             optimizer.step()
@@ -92,10 +95,11 @@ def main() -> None:
     parser.add_argument(WRITE_FLAG, action="store_true", help="store the result in benchmarks/results/")
     given = parser.parse_args()
     token_ids = torch.randint(0, RECIPE.vocab_size, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(46))
-    our = our_step(token_ids)
+    ours_by_mode = {mode: our_step(token_ids, uses_bfloat16=mode == "bf16") for mode in ("fp32", "bf16")}
     modes = {mode: their_step(token_ids, uses_bfloat16=mode == "bf16") for mode in ("fp32", "bf16")}
-    for step in (our, *modes.values()):
+    for step in (*ours_by_mode.values(), *modes.values()):
         step()
+    our, our_modes = ours_by_mode["fp32"], {mode: speed_of(step, 1) for mode, step in ours_by_mode.items()}
     # Without bfloat16 instructions that mode takes most of a minute: one step tells which of the two is the peer.
     by_mode = {mode: speed_of(step, 1) for mode, step in modes.items()}
     mode = max(by_mode, key=lambda mode: by_mode[mode])
@@ -114,6 +118,7 @@ def main() -> None:
         unit="tokens/s",
         ratio=round(statistics.median(a / b for a, b in speeds), 3),
         peer_mode=mode,
+        our_modes={mode: round(speed, 1) for mode, speed in our_modes.items()},
         peer_modes={mode: round(speed, 1) for mode, speed in by_mode.items()},
         num_rounds=given.rounds,
         num_threads=torch.get_num_threads(),

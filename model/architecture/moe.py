@@ -142,8 +142,7 @@ class Router(nn.Module):
 
     def forward(self, tokens_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Expert numbers (T, K), their weights (T, K) and all sigmoid scores (T, E), the last two float32."""
-        with torch.autocast(tokens_TD.device.type, enabled=False):
-            scores_TE = F.linear(tokens_TD.float(), self.weight.float()).sigmoid()
+        scores_TE = F.linear(tokens_TD.float(), self.weight.float()).sigmoid()
         expert_ids_TK = (
             (scores_TE.detach() + self.e_score_correction_bias)
             .topk(self.num_experts_per_tok, dim=-1, sorted=False)

@@ -23,8 +23,10 @@ from model.optimizer.newton_schulz import orthogonalize
 
 
 def is_decayed_matrix(name: str, parameter: Tensor) -> bool:
-    """Every matrix but the word embedding: what Muon updates (report, section 2.3), and what is decayed."""
-    return parameter.ndim >= 2 and "embed_tokens" not in name.split(".")
+    """Every matrix but the word embedding: what Muon updates (report, section 2.3), and what is decayed. Of a parameter
+    that ZeRO 3 has divided DeepSpeed keeps the shape."""
+    shape = getattr(parameter, "ds_shape", parameter.shape)
+    return len(shape) >= 2 and "embed_tokens" not in name.split(".")
 
 
 def is_router(name: str) -> bool:

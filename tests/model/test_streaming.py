@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model.architecture.transformer import Glm4Moe
 from model.formats.hf_checkpoint import CheckpointTensors
-from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
+from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
 from tasks.training.parallel.partitions import pieces_of
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.trainable import Trainable
@@ -75,7 +75,7 @@ def excess_of_loading(rank, num_ranks, directory):
                 with torch.device("meta"):
                     model = Glm4Moe(recipe)
                 divide_model(model, ranks, resources)
-                materialize(model, torch.device("cpu"))
+                make_weights(model, "float32", resources, ranks)
                 trainable = build_trainable(model, small_recipe().optimizer, "float32", resources, ranks)
                 share = fill_share(trainable)
                 gc.collect()

@@ -185,6 +185,26 @@ def spikes_and_measurements(rank: int, num_ranks: int, described: dict[str, Any]
     return result
 
 
+def poisoned_beside_plain(rank: int, num_ranks: int, described: dict[str, Any], directory: str) -> dict[str, Any]:
+    """A job whose rows spike in two steps, and the weights of a loop on one process that leaves these steps out."""
+    plain = TrainingJob.model_validate(described)
+    trained(plain)
+    job = variant(poisoned(plain, Path(directory)), "disturbed", {"save_interval_steps": 1})
+    weights = to_checkpoint_tensors(plain_loop(job, [1, 2, 4, 6]))
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, Path(directory) / "plain.safetensors")
+    return {"job": job.model_dump(mode="json")}
+
+
+def continued(
+    rank: int, num_ranks: int, described: dict[str, Any], topology: dict[str, Any], num_looks: int
+) -> dict[str, Any]:
+    """The job goes on from its newest checkpoint on these ranks, and is interrupted after so many steps."""
+    job = TrainingJob.model_validate(described)
+    job = job.model_copy(update={"resources": job.resources.model_copy(update={"num_ranks": num_ranks, **topology})})
+    training = trained(job, AfterSteps(num_looks))
+    return {"step": training.position.step, "left_out": [each.first_step for each in training.position.skipped]}
+
+
 def thresholds(plain: TrainingJob) -> dict[str, Any]:
     """The step whose loss is most deviations above the median, with a bound just above and just below it."""
     window = 3

@@ -11,17 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from configs.schema import ValidationRecipe
 from tasks.data.shards.token_shard import append_tokens, token_dtype, write_index
+from tasks.training.state.job import TrainingJob
 from tasks.training.train_phase import describe_job
 from tests.support.model_recipes import GLM46, with_every_expert
 from tests.support.rank_processes import on_ranks
 from tests.support.training_dynamics import (
     POISONED_STEP,
     SECOND_POISONED_STEP,
+    continued,
     keeping_the_best,
+    newest,
+    poisoned_beside_plain,
     spikes_and_measurements,
     weights_of,
 )
@@ -55,6 +60,36 @@ def test_the_rows_of_a_spike_are_left_out_and_nothing_else(rolled_back):
 def test_neither_checkpoints_nor_interruptions_change_the_result(rolled_back):
     assert rolled_back["save_interval_does_not_matter"]
     assert 0 < rolled_back["killed_at_steps"] < 6 and rolled_back["interruptions_do_not_matter"]
+
+
+TOPOLOGIES = [
+    (1, {}, 2, 2, []),
+    (2, {"tensor_parallel": 2, "zero_stage": 1, "micro_batch_sequences": 2}, 3, 4, [POISONED_STEP]),
+    (
+        2,
+        {"expert_parallel": 2, "zero_stage": 3, "micro_batch_sequences": 2},
+        9,
+        6,
+        [POISONED_STEP, SECOND_POISONED_STEP],
+    ),
+]
+"""Ranks, how they divide the model, when they are interrupted; the step that they reach, and the spikes so far."""
+
+
+@pytest.mark.long
+def test_a_phase_resumed_on_other_ranks_and_rolled_back_ends_in_the_weights_of_a_plain_loop(inputs, tmp_path):
+    job = job_of(inputs, tmp_path / "job", model=with_every_expert(GLM46).model_dump())
+    (made,) = on_ranks(poisoned_beside_plain, 1, tmp_path, job.model_dump(mode="json"), str(tmp_path))
+    for num_ranks, topology, num_looks, step, left_out in TOPOLOGIES:
+        topology = topology | {"micro_batch_sequences": 4 // num_ranks}
+        by_rank = on_ranks(continued, num_ranks, tmp_path, made["job"], topology, num_looks)
+        assert all(rank == {"step": step, "left_out": left_out} for rank in by_rank), by_rank
+    plain, start = load_file(tmp_path / "plain.safetensors"), load_file(tmp_path / "start" / "master-00001.safetensors")
+    ended = weights_of(newest(TrainingJob.model_validate(made["job"])))
+    for name, expected in plain.items():
+        moved = (expected - start[name]).nan_to_num(posinf=0, neginf=0)
+        error = (ended[name] - expected).nan_to_num(posinf=0, neginf=0)
+        assert error.norm() <= 5e-5 * moved.norm(), (name, float(error.norm() / moved.norm()))
 
 
 def test_the_evidence_names_losses_rows_and_documents(rolled_back):

@@ -14,11 +14,12 @@ from model.architecture.gated_mlp import grouped_products
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
 from model.kernels import attention_kernel, elementwise_kernels
-from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
+from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
 from tasks.training.loop.training_step import take_step
 from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.recompute import recompute_activations
+from tasks.training.parallel.zero_partitions import ZeroPartitions
 from tasks.training.plan.activation_memory import activation_bytes
 from tasks.training.plan.bucket_memory import bucket_bytes
 from tasks.training.plan.rank_memory import rank_memory, stage_memory
@@ -55,7 +56,7 @@ def trainable_model(recipe, resources, ranks):
         model = Glm4Moe(MODEL)
     initial = InitialWeights(MODEL, checkpoint_shapes(model), seed=1)
     divide_model(model, ranks, resources)
-    materialize(model, torch.device("cpu"))
+    make_weights(model, recipe.dtype, resources, ranks)
     trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
     load_master(trainable, initial, "the initial weights")
     return model, trainable
@@ -63,8 +64,16 @@ def trainable_model(recipe, resources, ranks):
 
 def most_bytes_between_passes(rank, num_ranks, cases):
     """Bytes that live after a backward pass, when activations are gone and gradients exist; moments exist from a step
-    before. And bytes of the buckets that DeepSpeed holds in a backward pass."""
-    most, buckets, made, empty = [], [], [], torch.empty
+    before. And bytes of the buckets that DeepSpeed holds in a backward pass, and those of weights that are whole while
+    ZeRO 3 divides them."""
+    most, buckets, made, undivided, empty, divide = [], [], [], [], torch.empty, ZeroPartitions.divide
+
+    def noted_divide(self, parameter):
+        undivided.append(parameter.untyped_storage().nbytes())
+        divide(self, parameter)
+        undivided[-1] += parameter.untyped_storage().nbytes()  # nothing is left of it
+
+    ZeroPartitions.divide = noted_divide
 
     def noted_empty(*size, **options):
         tensor = empty(*size, **options)
@@ -118,8 +127,8 @@ def most_bytes_between_passes(rank, num_ranks, cases):
         most.append(float(max(sizes)))
         buckets.append(lasting + max(passing))
         del trainable, run_backward, backward, model
-    torch.empty = empty
-    return {"bytes": most, "buckets": buckets}
+    torch.empty, ZeroPartitions.divide = empty, divide
+    return {"bytes": most, "buckets": buckets, "undivided": undivided}
 
 
 CASES = [
@@ -155,6 +164,9 @@ def test_weights_gradients_and_optimizer_by_formula_are_what_lives_on_every_rank
             )
             own = resources.model_copy(update={"bucket_elements": BUCKET})
             assert bucket_bytes(own, 10**6, element) - beside == measured[rank]["buckets"][number], (case, rank)
+    with torch.device("meta"):
+        sizes = sorted(2 * parameter.numel() for parameter in Glm4Moe(MODEL).parameters())
+    assert all(sorted(rank["undivided"]) == sizes for rank in measured), "ZeRO 3 holds one whole weight at a time"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -225,7 +237,7 @@ def peaks(rank, num_ranks, cases, directory):
             model = Glm4Moe(LARGE)
         initial = InitialWeights(LARGE, checkpoint_shapes(model), seed=1)
         divide_model(model, ranks, resources)
-        materialize(model, torch.device("cpu"))
+        make_weights(model, recipe.dtype, resources, ranks)
         trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
         load_master(trainable, initial, "the initial weights")
         tokens = torch.randint(LARGE.vocab_size, (4 // num_ranks, 129), generator=torch.Generator().manual_seed(rank))

@@ -25,6 +25,7 @@ FAMILIES = {"glm46": GLM46, "air": AIR, "every expert": with_every_expert(GLM46)
 ROWS, POSITIONS = 2, 12
 CASES = [
     [{}, "sgd", 1],
+    [{}, "muon", 2],
     [{"zero_stage": 1, "expert_parallel": 4}, "muon", 2],
     [{"zero_stage": 2, "expert_parallel": 2, "recompute": "selective"}, "muon", 2],
     [{"zero_stage": 3}, "muon", 2],

@@ -11,7 +11,7 @@ import torch
 
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
-from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
+from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
 from tasks.training.loop.training_step import take_step
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.sequence_parallel import own_positions
@@ -70,7 +70,7 @@ def build(
         model = Glm4Moe(MODEL)
     initial = InitialWeights(MODEL, checkpoint_shapes(model), seed=1)
     divide_model(model, ranks, resources)
-    materialize(model, torch.device("cpu"))
+    make_weights(model, dtype, resources, ranks)
     optimizer = small_recipe().optimizer.model_copy(
         update={"kind": kind, "state_dtype": state_dtype, "adam_eps": ADAM_EPS}
     )

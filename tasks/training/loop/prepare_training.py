@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -34,6 +35,7 @@ from tasks.training.parallel.sequence_parallel import spread_sequence
 from tasks.training.parallel.tensor_parallel import divide_matrices
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.parallel.whole_matrices import WholeMatrices
+from tasks.training.parallel.zero_partitions import ZeroPartitions
 from tasks.training.plan.launch_rules import refuse_impossible_training
 from tasks.training.state.checkpoints import find_checkpoint
 from tasks.training.state.initial_weights import InitialWeights
@@ -61,7 +63,7 @@ def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
         add_adapters(model, recipe.adapter, recipe.seed)
     shapes = checkpoint_shapes(model)
     divide_model(model, ranks, resources)
-    materialize(model, open_device(resources.device), frozen_dtype=getattr(torch, recipe.dtype))
+    make_weights(model, recipe.dtype, resources, ranks)
     trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
     if isinstance(recipe.objective, PpoObjective):
         trainable = replace(trainable, critic=_build_critic(job, ranks))
@@ -74,7 +76,7 @@ def _build_critic(job: TrainingJob, ranks: Ranks) -> Trainable:
     with torch.device("meta"):
         critic = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta, is_scored=True)
     divide_model(critic, ranks, resources)
-    materialize(critic, open_device(resources.device))
+    make_weights(critic, recipe.dtype, resources, ranks)
     return build_trainable(critic, recipe.optimizer, recipe.dtype, resources, ranks)
 
 
@@ -95,15 +97,33 @@ def _require_gradient(module: nn.Module, arguments: object, hidden_BTD: Tensor) 
         hidden_BTD.requires_grad_()
 
 
-def materialize(model: nn.Module, device: torch.device, frozen_dtype: torch.dtype = torch.float32) -> None:
+def make_weights(
+    model: nn.Module, dtype: Literal["float32", "bfloat16"], resources: TrainingResources, ranks: Ranks
+) -> None:
+    """Memory for a divided model on the rank's device. ZeRO 3 divides each parameter before the next has any."""
+    device, computed = open_device(resources.device), getattr(torch, dtype)
+    if resources.zero_stage == 3:
+        materialize(model, device, computed, computed, ZeroPartitions(resources, dtype, ranks).divide)
+    else:
+        materialize(model, device, frozen_dtype=computed)
+
+
+def materialize(
+    model: nn.Module,
+    device: torch.device,
+    frozen_dtype: torch.dtype = torch.float32,
+    trained_dtype: torch.dtype = torch.float32,
+    divide: Callable[[nn.Parameter], None] = lambda parameter: None,
+) -> None:
     """Give tensors on the meta device memory of undefined content; what is marked on parameters stays. Frozen ones have
-    no float32 master."""
+    no float32 master. `divide` is called with each as soon as it has memory."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            dtype = parameter.dtype if parameter.requires_grad else frozen_dtype
+            dtype = trained_dtype if parameter.requires_grad else frozen_dtype
             real = nn.Parameter(torch.empty_like(parameter, device=device, dtype=dtype), parameter.requires_grad)
             vars(real).update(vars(parameter))
             setattr(module, name, real)
+            divide(real)
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, torch.empty_like(buffer, device=device))
 

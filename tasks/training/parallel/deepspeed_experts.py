@@ -23,7 +23,7 @@ class ExpertGroups(AutoEPMoELayer):
     def __init__(self, ranks: Ranks) -> None:
         nn.Module.__init__(self)  # AutoEP's own would build a router and experts
         self.num_experts = 0
-        self.group_name = f"ep_size_{ranks.expert.size}"
+        self.group_name, self.sharers = f"ep_size_{ranks.expert.size}", ranks.expert_data.group
         assert ranks.expert.group is not None and ranks.expert_data.group is not None, ranks
         groups._EXPERT_PARALLEL_GROUP[self.group_name] = ranks.expert.group
         groups._EXPERT_PARALLEL_GROUP_RANKS[self.group_name] = list(ranks.expert.ranks)
@@ -37,6 +37,7 @@ class ExpertGroups(AutoEPMoELayer):
             "group_name": self.group_name,
             "ds_zero_placement_family": "autoep_expert",
             "ds_zero_partition_group_name": self.group_name,
+            "ds_zero_partition_process_group": self.sharers,
         }.items():
             setattr(parameter, mark, value)
 

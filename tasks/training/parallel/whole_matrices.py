@@ -2,8 +2,8 @@
 
 A matrix may be divided by ZeRO (runs of elements) and by tensor parallelism (rows or columns). Divided experts need
 nothing: each is orthogonalised on its rank. Ranks that share matrices divide the work among them and send each other
-the results. Where ZeRO divides them, only parts travel (matrix_homes.py). Without ZeRO all ranks hold the same, and
-results are sent to all.
+the results. Where ZeRO divides them, only parts travel (matrix_homes.py). Without ZeRO all copies of the model hold the
+same: tensor ranks of one copy put a matrix together for one of them, and the result is sent to all copies.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from model.optimizer.optimizer import Muon
 from tasks.training.parallel.matrix_homes import Homes, Matrix, Part, find_homes
-from tasks.training.parallel.partitions import Piece, sharers
+from tasks.training.parallel.partitions import Piece
 from tasks.training.parallel.ranks import Axis, Ranks
-from tasks.training.parallel.shards import gather_whole, own_part, shard_of
+from tasks.training.parallel.shards import Shard, gather_whole, shard_of
 
 Item = tuple[Piece, Tensor]
 """A piece and this rank's elements of its direction, flat."""
@@ -43,15 +43,15 @@ class WholeMatrices:
         divided: dict[Axis, list[Item]] = {}
         for master, direction in zip(masters, directions, strict=True):
             for piece in self.by_master[id(master)]:
-                item, axis = (piece, piece.of(direction)), sharers(piece.parameter, self.ranks)
-                if piece.master is not piece.parameter and (of := self._group_of(piece)).size > 1:
-                    divided.setdefault(of, []).append(item)
-                elif piece.master is piece.parameter and axis.size > 1:
-                    copied.setdefault(axis, []).append(item)
+                item, axis = (piece, piece.of(direction)), self._group_of(piece)
+                if axis.size > 1:
+                    kind = copied if piece.master is piece.parameter else divided
+                    kind.setdefault(axis, []).append(item)
                 elif piece.length:
                     alone.append(item)
         for piece, direction in alone:
-            direction.copy_(self._update_of_part(direction.to(self.device).view(piece.shape), piece).view(-1))
+            whole = direction.to(self.device).view(piece.shape)
+            direction.copy_(self.optimizer.scaled_polar_factor(whole).reshape(-1))
         for axis, items in divided.items():
             self._update_divided(items, axis)
         for axis, items in copied.items():
@@ -60,7 +60,7 @@ class WholeMatrices:
         return list(directions)
 
     def _group_of(self, piece: Piece) -> Axis:
-        """The ranks that hold parts of the same matrices."""
+        """The ranks that hold the same matrices, or parts of them."""
         shard = shard_of(piece.parameter)
         return self.ranks.expert_data if shard is not None and shard.axis == "expert" else self.ranks.stage
 
@@ -123,22 +123,43 @@ class WholeMatrices:
                 own.copy_(slice_of_it)
 
     def _update_copies(self, items: list[Item], axis: Axis) -> None:
-        """At most one matrix per sharer: it is orthogonalised there, and the result sent to all."""
+        """At most one matrix per rank: it is orthogonalised there, and the result sent to all."""
+        slices = [_tensor_shard(piece) for piece, _ in items]
         mine: Tensor | None = None
-        if axis.rank < len(items):
-            piece, direction = items[axis.rank]
-            mine = self._update_of_part(direction.to(self.device).view(piece.shape), piece)
-        for owner, (piece, direction) in enumerate(items):
-            result = mine if owner == axis.rank and mine is not None else torch.empty(piece.shape, device=self.device)
-            dist.broadcast(result, src=axis.ranks[owner], group=axis.group)
+        for owner, ((piece, direction), shard) in enumerate(zip(items, slices, strict=True)):
+            own = direction.to(self.device).view(piece.shape)
+            if shard is not None and self._is_of_own_copy(owner):
+                own = gather_whole(own, shard, self.ranks)
+            if owner == axis.rank:
+                mine = self.optimizer.scaled_polar_factor(own).contiguous()
+        for owner, ((piece, direction), shard) in enumerate(zip(items, slices, strict=True)):
+            result = torch.empty(piece.shape, device=self.device)
+            if shard is not None:
+                self._send_slices(result, mine if owner == axis.rank else None, shard, owner)
+            else:
+                result = mine if owner == axis.rank and mine is not None else result
+                dist.broadcast(result, src=axis.ranks[owner], group=axis.group)
             direction.copy_(piece.among(result))
 
-    def _update_of_part(self, part: Tensor, piece: Piece) -> Tensor:
-        shard = shard_of(piece.parameter)
-        if shard is None or (shard.axis == "expert" and shard.dim == 0 and part.ndim == 3):
-            return self.optimizer.scaled_polar_factor(part).contiguous()
-        whole = gather_whole(part, shard, self.ranks)
-        return own_part(self.optimizer.scaled_polar_factor(whole), shard, self.ranks).contiguous()
+    def _is_of_own_copy(self, owner: int) -> bool:
+        """Whether a rank of the stage holds a slice of the same copy of the model as this one."""
+        return owner // self.ranks.tensor.size == self.ranks.replicas.rank
+
+    def _send_slices(self, result: Tensor, whole: Tensor | None, shard: Shard, owner: int) -> None:
+        """Fills this rank's slice: the owner has the whole and gives the tensor ranks of its copy theirs, and each of
+        them sends its own to the other copies."""
+        tensor, replicas = self.ranks.tensor, self.ranks.replicas
+        if self._is_of_own_copy(owner):
+            parts = None if whole is None else [each.contiguous() for each in whole.chunk(tensor.size, shard.dim)]
+            dist.scatter(result, parts, src=tensor.ranks[owner % tensor.size], group=tensor.group)
+        if replicas.size > 1:
+            dist.broadcast(result, src=replicas.ranks[owner // tensor.size], group=replicas.group)
+
+
+def _tensor_shard(piece: Piece) -> Shard | None:
+    """How tensor ranks divide a matrix; None where a rank holds all of it."""
+    shard = shard_of(piece.parameter)
+    return shard if shard is not None and shard.axis == "tensor" else None
 
 
 def _runs_of(rank: int, matrices: list[Matrix], wholes: list[Tensor]) -> list[tuple[Part, Tensor]]:

@@ -18,7 +18,7 @@ from tasks.release.checkpoint_source import open_source
 from tasks.release.convert_checkpoint import convert_checkpoint
 from tasks.release.merge_adapter import merge_adapter
 from tasks.training.import_checkpoint import refuse_foreign_checkpoint
-from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
+from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
 from tasks.training.parallel.partitions import frozen_pieces_of
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.trainable import Trainable
@@ -71,7 +71,7 @@ def build(num_ranks: int, adapter: dict, dtype: str = "float32", **changes) -> T
         add_adapters(model, AdapterRecipe.model_validate(adapter))
     shapes = checkpoint_shapes(model)
     divide_model(model, ranks, resources)
-    materialize(model, torch.device("cpu"), frozen_dtype=getattr(torch, dtype))
+    make_weights(model, dtype, resources, ranks)
     optimizer = small_recipe().optimizer.model_copy(update={"kind": "adamw", "adam_eps": ADAM_EPS})
     trainable = build_trainable(model, optimizer, dtype, resources, ranks)
     load_frozen(trainable, weights, "the initial weights")

@@ -18,7 +18,7 @@ from model.architecture.four_bit import FourBitMatrices
 from model.architecture.four_bit_layers import four_bit_matrices
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
-from tasks.training.loop.prepare_training import build_trainable, divide_model, materialize
+from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights, materialize
 from tasks.training.parallel.partitions import frozen_pieces_of
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.plan import launch_rules
@@ -78,7 +78,7 @@ def build(num_ranks, adapter, dtype="float32", initial=InitialWeights, is_lora=F
         add_adapters(model, AdapterRecipe.model_validate(adapter | {"kind": "lora" if is_lora else "qlora"}))
     shapes = checkpoint_shapes(model)
     divide_model(model, ranks, resources)
-    materialize(model, torch.device("cpu"), frozen_dtype=getattr(torch, dtype))
+    make_weights(model, dtype, resources, ranks)
     optimizer = small_recipe().optimizer.model_copy(update={"kind": "adamw", "adam_eps": ADAM_EPS})
     trainable = build_trainable(model, optimizer, dtype, resources, ranks)
     frozen = (

@@ -6,7 +6,6 @@ Tensors on the device `meta` have no content. Whatever needs a value on the host
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Literal
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from model.architecture.attention import visible_within_segments
 from model.architecture.losses import IGNORED
 from model.architecture.moe import dispatch
 from model.architecture.transformer import Glm4Moe
@@ -40,9 +40,7 @@ PLAN = StepPlan(0, 4, 0, 4 * RECIPE.sequence_length)
 
 
 @pytest.fixture(autouse=True)
-def one_rank_without_autocast(monkeypatch):
-    """torch knows no autocast for `meta`; the router only turns it off."""
-    monkeypatch.setattr(torch, "autocast", lambda *_, enabled: nullcontext())
+def one_rank(monkeypatch):
     monkeypatch.setattr(training_step.dist, "get_world_size", lambda: 1)
 
 
@@ -130,6 +128,30 @@ def test_the_guard_sees_a_read():
     for read in (torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.nonzero, torch.bincount, bool):
         with pytest.raises((RuntimeError, NotImplementedError)):
             read(torch.zeros(1, dtype=torch.int64, device=META))
+
+
+@pytest.mark.parametrize("number", range(GLM46.first_k_dense_replace + 1))
+def test_torch_can_compile_a_block_of_an_accelerator_as_one_graph(number, monkeypatch):
+    with META:
+        model = Glm4Moe(GLM46).to(torch.bfloat16)
+    hidden_BTD = torch.empty(2, 12, GLM46.hidden_size, dtype=torch.bfloat16, device=META, requires_grad=True)
+    segments_BT = torch.zeros(2, 12, dtype=torch.int64, device=META)
+    graphs = []
+
+    def run_as_it_is(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")  # tests/conftest.py
+    block = torch.compile(model.model.layers[number], fullgraph=True, backend=run_as_it_is)
+    output = block(
+        hidden_BTD,
+        model._rotary(12, 0, META),
+        visible_BTS=visible_within_segments(segments_BT, 4),
+        gaps_BT=segments_BT.bool(),
+    )
+    output.hidden_BTD.sum().backward()
+    assert len(graphs) == 1 and hidden_BTD.grad is not None
 
 
 def test_figures_are_exact():

@@ -69,7 +69,7 @@ def counted_collectives(counted: dict[str, int]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_to_all_single", counting)
-        for name in ("broadcast", "reduce", "all_gather", "all_reduce"):
+        for name in ("broadcast", "reduce", "all_gather", "all_reduce", "scatter"):
             patch.setattr(dist, name, lambda *_, **__: counted.update(others=counted["others"] + 1))
         yield
 
@@ -111,3 +111,10 @@ def test_a_rank_sends_its_share_and_no_matrix_is_computed_twice(case, tmp_path):
     assert sum(rank["sent"] for rank in by_rank) == sum(rank["received"] for rank in by_rank)
     assert all(2 <= rank["calls"] <= 2 * NUM_GROUPS[case] and not rank["others"] for rank in by_rank), by_rank
     assert sum(rank["work"] for rank in by_rank) == sum(rank["every"] for rank in by_rank)
+
+
+def test_without_zero_no_matrix_is_computed_twice_and_ranks_share_the_work(tmp_path):
+    by_rank = on_ranks(counted_step, 4, tmp_path, {"zero_stage": 0, "tensor_parallel": 2, "expert_parallel": 2})
+    every = sum(rank["every"] for rank in by_rank)
+    assert sum(rank["work"] for rank in by_rank) == every
+    assert max(rank["work"] for rank in by_rank) < every / 2, "tensor ranks that repeat each other make it half"
