@@ -76,6 +76,10 @@ class ReleaseRecipe(Frozen):
     parity_prompts: int = Field(gt=0)
     """Prompts on which transformers, llama.cpp, and vLLM where it is installed, must choose our greedy tokens: the
     first of those that the smoke test asks."""
+    parity_calls: int = Field(gt=0)
+    """Required calls of different functions, which llama.cpp must write the same with drafts of the MTP layer as
+    without; one at a time, so each costs the same. None is asked of a model without that layer, or that knows no
+    conversations."""
     max_parity_log_probability: float = Field(gt=0)
     """Most by which an engine's log-probability of such a token may differ from ours (natural logarithm)."""
     max_quantization_bits_per_byte: float = Field(ge=0)

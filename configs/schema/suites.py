@@ -48,14 +48,24 @@ class AnswerBenchmark(Frozen):
 
     name: str
     kind: Literal[
-        "math", "exact", "constraints", "completed_program", "program", "tools", "patch", "refusal", "over_refusal"
+        "math",
+        "math_with_python",
+        "exact",
+        "constraints",
+        "completed_program",
+        "program",
+        "tools",
+        "patch",
+        "refusal",
+        "over_refusal",
     ]
-    """math: a final answer. exact: the text itself. constraints: IFEval's instructions. completed_program: the rest of
-    a function, judged by its tests in the sandbox. program: a whole program, likewise. tools: the calls of given
-    functions, or none, in a chat that shows the functions. patch: a diff that resolves an issue of SWE-bench, judged
-    by the tests in the sandbox where the record holds the source, else only written as a prediction. refusal: harmful
-    requests, to be declined. over_refusal: harmless ones, to be answered. Both read one file and leave out each
-    other's records."""
+    """math: a final answer. math_with_python: the same in a chat with a tool that runs programs in the sandbox;
+    max_new_tokens are those of one turn, and rows hold all turns. exact: the text itself. constraints: IFEval's
+    instructions. completed_program: the rest of a function, judged by its tests in the sandbox. program: a whole
+    program, likewise. tools: the calls of given functions, or none, in a chat that shows the functions. patch: a diff
+    that resolves an issue of SWE-bench, judged by the tests in the sandbox where the record holds the source, else only
+    written as a prediction. refusal: harmful requests, to be declined. over_refusal: harmless ones, to be answered.
+    Both read one file and leave out each other's records."""
     file: str
     """As above."""
     few_shot: FewShot | None
@@ -76,8 +86,10 @@ class AnswerBenchmark(Frozen):
         _require_chance(self)
         if self.kind == "patch" and self.num_samples > 1:
             raise ValueError(f"benchmark {self.name}: num_samples must be 1 for kind patch: SWE-bench takes one patch")
-        if self.kind == "tools" and not self.is_chat:
-            raise ValueError(f"benchmark {self.name}: is_chat must be true for kind tools: a template shows them")
+        if self.kind in ("tools", "math_with_python") and not self.is_chat:
+            raise ValueError(
+                f"benchmark {self.name}: is_chat must be true for kind {self.kind}: a template shows tools"
+            )
         return self
 
     @property

@@ -40,6 +40,7 @@ def evaluate(
     with usage_errors():
         from flows.cli.serving.evaluate_target import Wanted, ask, evaluate_target, find_target, new_output
         from infra.home import open_home
+        from tasks.report.published_figures import quoted_table
 
         if output is None:
             raise ValueError("name --output, a new file")
@@ -49,7 +50,8 @@ def evaluate(
         wanted = Wanted(found, ask(suite, data, limit), output, device, model, api_key_env)
     with failures(home, output.absolute().parent):
         result = evaluate_target(wanted, home)
-        print(result.model_dump_json() if as_json else result.describe())
+        quoted = quoted_table([benchmark.name for benchmark in result.benchmarks])
+        print(result.model_dump_json() if as_json else "\n\n".join(filter(None, (result.describe(), quoted))))
 
 
 def compare(

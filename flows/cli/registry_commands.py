@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.command_errors import EXIT_FAILED, failures, usage_errors
+from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_errors
 from flows.cli.options import ADDRESS, JSON, STORE
 
 
@@ -141,15 +141,33 @@ def forget(
     asked: Annotated[str, typer.Argument(metavar="DOCUMENT|URL", help="an id of 16 hex digits, or a URL")],
     scale: Annotated[str, typer.Option(metavar="SCALE|FILE.yaml", help="the scale whose block list is used")] = "tiny",
     apply: Annotated[bool, typer.Option("--apply", help="block the documents and tag the versions")] = False,
+    run: Annotated[bool, typer.Option("--run", help="apply, then run the scale: a release without them")] = False,
+    data: Annotated[
+        str | None, typer.Option(metavar=ADDRESS, help="the documents of --run, as those of glm46 run")
+    ] = None,
     store: STORE = None,
     as_json: JSON = False,
 ) -> None:
     """Plan a take-down: where a document is, which versions were trained on it, what a rebuild costs."""
     with usage_errors():
         from flows.cli.evidence import forget_document
+        from infra.home import open_home
 
+        if data is not None and not run:
+            raise ValueError("--data names the documents of --run: add --run, or leave --data out")
         takedown = forget_document.plan(asked, store)
-        done = forget_document.apply(takedown, scale) if apply else []
+        done = forget_document.apply(takedown, scale) if apply or run else []
     print(takedown.model_dump_json() if as_json else takedown.describe())
+    aside = sys.stderr if as_json else sys.stdout
     for line in done:
-        print(line, file=sys.stderr if as_json else sys.stdout)
+        print(line, file=aside)
+    if not run:
+        return
+    with failures(open_home()):
+        outcome = forget_document.rebuild(takedown, scale, data, store)
+    named = f"{outcome.model} version {outcome.version}"
+    for reason in outcome.reasons:
+        print(f"refused: {reason}", file=sys.stderr)
+    if not outcome.promoted:
+        raise typer.Exit(EXIT_REFUSED)
+    print(f"{named} was made without it and is champion", file=aside)

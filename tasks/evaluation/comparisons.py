@@ -53,8 +53,8 @@ compared only for phases that are trained for it: a course of others may forget 
 ANSWERED_KINDS = (CHAT_PROBLEM, ARITHMETIC)
 """What every format of a release is asked: problems in conversations with sampled answers, and as plain text with
 greedy ones."""
-SERVED_KINDS = (*ANSWERED_KINDS, CHOICE)
-"""What the served file is asked: questions by likelihood besides."""
+SERVED_KINDS = (*ANSWERED_KINDS, CHOICE, SAFETY, TASK)
+"""What the served file is asked: questions by likelihood, requests and tasks besides."""
 ACCURACY = "accuracy"
 BENCHMARK = "benchmark"
 """Kind of the items of a suite's benchmarks."""

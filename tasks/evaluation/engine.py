@@ -59,6 +59,20 @@ class AnsweringEngine(Protocol):
         ...
 
 
+class PlayingEngine(Protocol):
+    """Continues rows turn by turn: what tasks in environments ask of an engine."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        weights_version: str,
+        draws: Sequence[Sequence[float]],
+    ) -> Generation:
+        """Continue each prompt by as many tokens at most as it has draws."""
+        ...
+
+
 class ScoringEngine(AnsweringEngine, Protocol):
     """Also scores given continuations: what questions by likelihood ask of an engine."""
 

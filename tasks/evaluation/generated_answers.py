@@ -140,9 +140,20 @@ def asked_problems(questions: Sequence[Question], recipe: FormatRecipe) -> dict[
     }
 
 
-def longest_answer(tokenizer: Tokenizer, problems: dict[str, list[Question]], recipe: EvaluationRecipe) -> int:
+def first_of_groups(questions: Sequence[Question], kind: str, num_problems: int) -> list[Question]:
+    """The first of each label of requests, or of each environment of tasks."""
+    groups: dict[str, list[Question]] = {}
+    for question in questions:
+        if question.kind == kind:
+            groups.setdefault(question.item_id.split("/")[1], []).append(question)
+    return [question for group in groups.values() for question in group[:num_problems]]
+
+
+def longest_answer(
+    tokenizer: Tokenizer, problems: dict[str, list[Question]], requests: Sequence[Question], recipe: EvaluationRecipe
+) -> int:
     """Tokens of the longest prompt and the most that may follow it."""
-    chats = [chat_prompt(tokenizer, problem, recipe) for problem in problems[CHAT_PROBLEM]]
+    chats = [chat_prompt(tokenizer, problem, recipe) for problem in (*problems[CHAT_PROBLEM], *requests)]
     texts = [document_token_ids(tokenizer, problem.text) for problem in problems[ARITHMETIC]]
     return max(max(map(len, chats)) + recipe.max_answer_tokens, max(map(len, texts)) + recipe.max_new_tokens)
 

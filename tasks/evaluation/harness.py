@@ -23,6 +23,7 @@ from infra.step import Output, Progress, canonical_json
 from model.generation.sampling import Sampling
 from model.text.chat_template import render
 from model.text.tokenizer_layout import END_OF_TEXT
+from tasks.data.prompts.python_turns import MAX_TURNS, SEEDS_PER_TURN, run_calls, shown_answers
 from tasks.evaluation.engine import ScoringEngine, document_token_ids, end_token_ids, special_token_id
 from tasks.evaluation.suite import Question
 
@@ -98,6 +99,8 @@ class SuiteModel(TemplateLM):
     refuses_cuts: bool = False
     """Whether a prompt that is too long is an error, because what is asked for is in it; else it loses its
     beginning."""
+    runs_python: bool = False
+    """Whether calls of the tool `python` are answered, and the model goes on until a turn without one."""
 
     def opened(self, chat_history: list[Any]) -> tuple[list[Any], Sequence[Mapping[str, Any]]]:
         """(messages, tools) of what the harness passes."""
@@ -190,16 +193,41 @@ class EngineModel(SuiteModel):
                 self.report(Progress(start, len(members), "prompts", "answering"))
                 block = members[start : start + PROMPTS_PER_REPORT]
                 contexts = [requests[member].args[0] for member in block]
-                for member, answer in zip(block, self._continue(contexts, options, seed=start), strict=True):
-                    answers[member] = answer
+                answer = self._answer_with_python if self.runs_python else self._continue
+                for member, text in zip(block, answer(contexts, options, seed=start), strict=True):
+                    answers[member] = text
         return answers
 
-    def _continue(self, contexts: Sequence[str], options: dict[str, Any], seed: int) -> list[str]:
+    def _answer_with_python(self, contexts: Sequence[str], options: dict[str, Any], seed: int) -> list[str]:
+        """All turns of each answer, with what programs printed between them. One whose row is full ends there."""
+        written, running = [""] * len(contexts), list(range(len(contexts)))
+        for turn in range(MAX_TURNS):
+            rows = [contexts[number] + written[number] for number in running]
+            turns = self._continue(rows, options, seed + turn * SEEDS_PER_TURN)
+            for number, text in zip(running, turns, strict=True):
+                written[number] += text
+            if turn + 1 == MAX_TURNS:
+                break
+            answered = {number: answers for number, answers in zip(running, run_calls(turns), strict=True) if answers}
+            for number, answers in answered.items():
+                written[number] += shown_answers(answers, self.enable_thinking)
+            room = self._room(options)
+            running = [each for each in answered if len(self.tok_encode(contexts[each] + written[each])) <= room]
+            if not running:
+                break
+        return written
+
+    def _room(self, options: dict[str, Any]) -> int:
+        """Tokens of a row that are free for what is before an answer. Raises ValueError where there are none."""
         wanted: dict[str, Any] = {**normalize_gen_kwargs(options)}
         max_new_tokens = wanted["max_gen_toks"]
         if max_new_tokens >= self.sequence_length:
             raise ValueError(f"max_gen_toks ({max_new_tokens}) must be below {self.sequence_length}: lower it")
-        room = self.sequence_length - max_new_tokens
+        return self.sequence_length - max_new_tokens
+
+    def _continue(self, contexts: Sequence[str], options: dict[str, Any], seed: int) -> list[str]:
+        wanted: dict[str, Any] = {**normalize_gen_kwargs(options)}
+        max_new_tokens, room = wanted["max_gen_toks"], self._room(options)
         prompts = [[*self.start, *self.tok_encode(context)] for context in contexts]
         longest = max(map(len, prompts))
         if self.refuses_cuts and longest > room:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from configs.schema import EvaluationRecipe
-    from model.generation.generation import InProcessEngine
+    from tasks.evaluation.engine import PlayingEngine
     from tasks.training.policy.episodes import Episode
 
 TASKS_PER_BLOCK = 16
@@ -29,7 +29,7 @@ TASKS_PER_BLOCK = 16
 
 
 def play_tasks(
-    engine: InProcessEngine,
+    engine: PlayingEngine,
     tokenizer: Tokenizer,
     tasks: Sequence[Question],
     recipe: EvaluationRecipe,
@@ -71,6 +71,15 @@ def play_tasks(
             )
 
 
+def longest_episode(tokenizer: Tokenizer, tasks: Sequence[Question], recipe: EvaluationRecipe) -> int:
+    """Tokens of the longest task's prompt and of what may follow it; 0 without tasks."""
+    prompts = [_prompt(task).token_ids(tokenizer, recipe.enable_thinking) for task in tasks]
+    if not prompts:
+        return 0
+    assert recipe.tasks is not None, "tasks are played where the recipe has limits for them"
+    return max(map(len, prompts)) + recipe.tasks.max_new_tokens
+
+
 def _prompt(task: Question) -> Prompt:
     """The task as reinforcement learning asks it."""
     kind = task.item_id.split("/")[1]
@@ -78,7 +87,7 @@ def _prompt(task: Question) -> Prompt:
 
 
 def _play(
-    engine: InProcessEngine,
+    engine: PlayingEngine,
     tokenizer: Tokenizer,
     prompts: Sequence[Prompt],
     recipe: EvaluationRecipe,

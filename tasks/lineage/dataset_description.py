@@ -68,6 +68,8 @@ CONTEXT: dict[str, Any] = {
     "rai": "http://mlcommons.org/croissant/RAI/",
     "sc": "https://schema.org/",
 }
+UNSTATED = "NOASSERTION"
+"""SPDX's word for a licence that nobody stated: the texts of such sources have none of the others."""
 
 
 def dataset_description(graph: ManifestGraph, lineage: ModelLineage) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def dataset_description(graph: ManifestGraph, lineage: ModelLineage) -> dict[str
             f"{lineage.model} version {lineage.version} was trained on no texts that store {graph.store.uri} holds: "
             "name the store of its run with --store"
         )
-    licences = sorted({source.licence for source in lineage.sources if source.licence})
+    licences = sorted({source.licence or UNSTATED for source in lineage.sources})
     return {
         "@context": CONTEXT,
         "@type": "sc:Dataset",

@@ -175,7 +175,7 @@ def _host_lines(hosts: Counter[str]) -> Iterator[str]:
         yield "No text has an address on the web."
         return
     num_shown = min(MAX_SHOWN, max(1, round(len(hosts) * TOP_HOSTS_SHARE)))
-    yield f"Domain names with the most text, {num_shown:,} of {len(hosts):,}:"
+    yield f"Domain names with the most text, the first {num_shown:,} of {len(hosts):,}:"
     yield ""
     yield from (f"- {host}: {size:,} bytes" for host, size in hosts.most_common(num_shown))
 

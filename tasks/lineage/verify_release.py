@@ -19,7 +19,7 @@ from infra.registry.model_registry import DIGEST_TAG, GGUF_TAG, PROMOTION_DECISI
 from infra.registry.registered_versions import NamedVersion
 from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
-from infra.storage.manifest_store import CorruptManifestError, step_key
+from infra.storage.manifest_store import CorruptManifestError, newest_manifests, step_key
 from infra.storage.store import hash_file
 from tasks.lineage.model_signature import model_payloads
 from tasks.lineage.provenance import BUILD_TYPE, DECISION, provenance_statement, subjects
@@ -106,8 +106,14 @@ def read_statement(directory: Path) -> Statement:
 
 
 def verify_release(directory: Path, store: Store, key: EllipticCurvePublicKey | None) -> Verification:
-    """Compare the evidence with the store. Raises ValueError for a directory without a statement that can be read."""
+    """Compare the evidence with the store. Raises ValueError for a directory without a statement that can be read, and
+    for a store that holds none of the steps: it is that of another machine or run."""
     statement = read_statement(directory)
+    if not newest_manifests(store.manifest_names()).keys() & {made["key"] for made in statement.steps}:
+        raise ValueError(
+            f"store {store.uri} holds none of the {len(statement.steps)} steps that led to {statement.model} version "
+            f"{statement.version}: name with --store the one in which it was made, or a copy of it"
+        )
     signature, problems = _check_signatures(directory, key)
     problems += _check_documents(directory, statement)
     manifests: dict[str, Manifest] = {}

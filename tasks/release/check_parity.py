@@ -3,7 +3,8 @@
 In: our own answers (generate_reference), the exported checkpoint, the GGUF files. Each engine is given our tokens, and
 says for each whether it is its first choice and how likely it is. That is greedy generation up to the first token that
 differs, after which nothing is compared. As in the smoke test, a prompt ends where our margin is too small to decide.
-Out: parity.json, per engine and prompt what was compared.
+llama.cpp also writes function calls without and with drafts of the MTP layer, which must be the same. Out: parity.json,
+per engine what was compared.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from infra.step import Artifact, Output, Progress, Record, digest_of, step
 from tasks.evaluation.engine import load_tokenizer, reproducible_arithmetic
 from tasks.release.generate_reference import NUM_THREADS, ReferenceAnswer
 from tasks.release.parity_engines import Row, TokenScore, llama_scores, transformers_scores, vllm_scores
+from tasks.release.served_requests import calls_of_file
 from tasks.release.served_scoring import FILLER
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from configs.schema import ReleaseRecipe, ServingResources
     from tasks.release.convert_to_gguf import GgufFiles
     from tasks.release.generate_reference import Reference
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 TRANSFORMERS, LLAMA, VLLM = "transformers", "llama.cpp", "vllm"
+DRAFTING = "llama.cpp with drafts"
 MAX_REASONS = 3
 """Differences of one engine that are named; the others follow from the same cause and are counted."""
 
@@ -59,7 +64,7 @@ class EngineParity(Record):
     num_tokens: int
     """Compared tokens; after the first that differs none of the prompt is."""
     max_log_probability_difference: float | None
-    """Natural logarithm; None where nothing was compared, or where the engine gave a number that is not finite."""
+    """Natural logarithm; None where none was compared, or where the engine gave a number that is not finite."""
     reasons: tuple[str, ...]
     """What differs beyond the bounds."""
 
@@ -75,7 +80,7 @@ class ParityReport(Record):
 
 @step(
     content=("parity.json",),
-    evidence=("server.log", "vllm.log"),
+    evidence=("server.log", "drafting-server.log", "vllm.log"),
     distributions=("torch", "transformers", "xllamacpp", "tokenizers", "safetensors"),
 )
 def check_parity(
@@ -96,31 +101,73 @@ def check_parity(
     hf_dir = checkpoint.directory("hf")
     filler = load_tokenizer(hf_dir / "tokenizer.json").token_to_id(FILLER)
     assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
-    vocab_size = json.loads((hf_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    config = json.loads((hf_dir / "config.json").read_text(encoding="utf-8"))
     served = gguf.path(gguf.record.file_names[SERVED_TYPE])
     engines = {
         TRANSFORMERS: partial(transformers_scores, hf_dir, rows),
-        LLAMA: partial(llama_scores, served, rows, filler, vocab_size, resources, output.path("server.log")),
+        LLAMA: partial(llama_scores, served, rows, filler, config["vocab_size"], resources, output.path("server.log")),
         VLLM: partial(vllm_scores, hf_dir, rows, output.path("vllm.log")) if optional.vllm else None,
     }
     compared: dict[str, EngineParity] = {}
     for name, score in engines.items():
         output.report(Progress(len(compared), len(engines), "engines", f"{name} scores our answers"))
         if score is None:
-            skipped = f"{name} is not on PATH"
-            compared[name] = EngineParity(
-                skipped=skipped, num_tokens=0, max_log_probability_difference=None, reasons=()
-            )
+            compared[name] = _skipped(f"{name} is not on PATH")
             continue
         with reproducible_arithmetic(NUM_THREADS):
             scores = score()
         compared[name] = _compare(answers, scores, recipe.max_parity_log_probability)
+    why_not = _why_no_calls(config["num_nextn_predict_layers"], checkpoint.record.is_chat_trained)
+    compared[DRAFTING] = (
+        _skipped(why_not) if why_not else _compare_drafted_calls(served, resources, output, recipe.parity_calls)
+    )
     output.path("parity.json").write_text(
         json.dumps({name: each.model_dump(mode="json") for name, each in compared.items()}, indent=1) + "\n"
     )
     refusals = tuple(f"parity: {name} {reason}" for name, each in compared.items() for reason in each.reasons)
     refusals += _too_few(answers, recipe)
     return ParityReport(accepted=not refusals, num_prompts=len(answers), engines=compared, refusals=refusals)
+
+
+def _why_no_calls(num_mtp_layers: int, is_chat_trained: bool) -> str:
+    """Empty where calls are compared."""
+    if not num_mtp_layers:
+        return "the model has no MTP layer"
+    return "" if is_chat_trained else "the model knows no conversations"
+
+
+def _skipped(why: str) -> EngineParity:
+    return EngineParity(skipped=why, num_tokens=0, max_log_probability_difference=None, reasons=())
+
+
+def _compare_drafted_calls(
+    gguf_path: Path, resources: ServingResources, output: Output, num_calls: int
+) -> EngineParity:
+    """The same file in two servers, of which one drafts."""
+    made = []
+    for is_drafting, log_name in ((False, "server.log"), (True, "drafting-server.log")):
+        doing = f"llama.cpp writes {num_calls} function calls {'with' if is_drafting else 'without'} drafts"
+        output.report(Progress(len(made), 2, "servers", doing))
+        made.append(calls_of_file(gguf_path, resources, output.path(log_name), num_calls, is_drafting=is_drafting))
+    pairs = list(zip(made[0].calls, made[1].calls, strict=True))
+    reasons = [
+        f"writes call {number} of {num_calls} as {drafted.name}({drafted.arguments}), without drafts "
+        f"{plain.name}({plain.arguments})"
+        for number, (plain, drafted) in enumerate(pairs, 1)
+        if plain != drafted
+    ]
+    return EngineParity(
+        skipped="",
+        num_tokens=sum(plain.num_tokens for plain, _ in pairs),
+        max_log_probability_difference=None,
+        reasons=_first_reasons(reasons, "calls"),
+    )
+
+
+def _first_reasons(reasons: Sequence[str], noun: str) -> tuple[str, ...]:
+    """As many as are named, and the number of the others."""
+    hidden = len(reasons) - MAX_REASONS
+    return tuple(reasons[:MAX_REASONS]) + ((f"differs at {hidden} further {noun}",) if hidden > 0 else ())
 
 
 def _answers(reference: Artifact[Reference], num_prompts: int) -> list[ReferenceAnswer]:
@@ -150,12 +197,11 @@ def _compare(
             difference = abs(score.log_probability - ours)
             largest = max(largest, difference) if math.isfinite(difference) else math.inf
         reasons += _reasons(answer, row, max_difference)
-    hidden = len(reasons) - MAX_REASONS
     return EngineParity(
         skipped="",
         num_tokens=num_tokens,
         max_log_probability_difference=round(largest, 6) if math.isfinite(largest) else None,
-        reasons=tuple(reasons[:MAX_REASONS]) + ((f"differs at {hidden} further prompts",) if hidden > 0 else ()),
+        reasons=_first_reasons(reasons, "prompts"),
     )
 
 

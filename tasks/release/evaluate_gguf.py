@@ -1,5 +1,6 @@
 """Step: measures each GGUF file with llama.cpp itself: bits per byte of the suite's first documents, the answers to its
-first problems, and of the file that is served the choices in its first questions.
+first problems, and of the file that is served the choices in its first questions, the answers to its first requests and
+the tasks that it solves.
 
 In: GGUF files, the checkpoint whose tokenizer they carry, the suite, and what the checkpoint answered to it. Out:
 gguf_scores.json, per type and document the log-probability and bytes; items-TYPE.parquet, the answers as an evaluation
@@ -18,16 +19,23 @@ from infra.step import Artifact, Output, Progress, Record, step
 from tasks.evaluation.choice_scores import score_choices
 from tasks.evaluation.comparisons import FigureChange, ServedFigures, figure_changes
 from tasks.evaluation.engine import document_token_ids, load_tokenizer
-from tasks.evaluation.generated_answers import answer_problems, asked_problems, longest_answer
-from tasks.evaluation.items import CHOICE, DOCUMENT, Item, read_items, write_items
+from tasks.evaluation.generated_answers import (
+    answer_chats,
+    answer_problems,
+    asked_problems,
+    first_of_groups,
+    longest_answer,
+)
+from tasks.evaluation.items import CHOICE, DOCUMENT, SAFETY, TASK, Item, read_items, write_items
+from tasks.evaluation.played_tasks import longest_episode, play_tasks
 from tasks.evaluation.suite import Question, read_suite
 from tasks.release.leading_texts import LeadingText, leading_texts
-from tasks.release.served_scoring import CONTEXT_MARGIN, FILLER, ServedEngine, ServedScorer
+from tasks.release.served_scoring import CONTEXT_MARGIN, FILLER, ServedEngine, ServedPlayer, ServedScorer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from configs.schema import FormatRecipe, ServingResources
+    from configs.schema import EvaluationRecipe, FormatRecipe, ServingResources
     from tasks.evaluation.evaluate_checkpoint import Evaluation
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
     from tasks.release.convert_to_gguf import GgufFiles
@@ -74,15 +82,19 @@ def evaluate_gguf(
 
     tokenizer = load_tokenizer(checkpoint.path("hf/tokenizer.json"))
     questions = read_suite(suite.path("suite.parquet"))
-    choices = [question for question in questions if question.kind == CHOICE][: recipe.num_problems]
+    served = {
+        CHOICE: [question for question in questions if question.kind == CHOICE][: recipe.num_problems],
+        **{kind: first_of_groups(questions, kind, recipe.num_problems) for kind in (SAFETY, TASK)},
+    }
     texts, problems = _choose_texts(tokenizer, questions, recipe), asked_problems(questions, recipe)
     vocab_size = json.loads(checkpoint.path("hf/config.json").read_text(encoding="utf-8"))["vocab_size"]
     filler = tokenizer.token_to_id(FILLER)
     assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
     room = max(
         *(len(text.token_ids) for text in texts),
-        longest_answer(tokenizer, problems, recipe.answers),
-        min(_longest_choice(tokenizer, choices), recipe.answers.sequence_length + 1),
+        longest_answer(tokenizer, problems, served[SAFETY], recipe.answers),
+        longest_episode(tokenizer, served[TASK], recipe.answers),
+        min(_longest_choice(tokenizer, served[CHOICE]), recipe.answers.sequence_length + 1),
     )
     num_slots = recipe.answers.samples_per_problem
     private = resources.model_copy(update={"port": 0, "context_length": room + CONTEXT_MARGIN})
@@ -98,9 +110,8 @@ def evaluate_gguf(
             scores[gguf_type] = [_score_text(scorer, text) for text in texts]
             engine = ServedEngine(scorer, num_slots, gguf.digest)
             answers[gguf_type] = answer_problems(engine, tokenizer, problems, recipe.answers, gguf.digest, output)
-            if choices and gguf_type == SERVED_GGUF_TYPE:
-                length = recipe.answers.sequence_length
-                answers[gguf_type] += score_choices(engine, tokenizer, choices, length, gguf.digest, output).items
+            if gguf_type == SERVED_GGUF_TYPE:
+                answers[gguf_type] += _answer_as_served(engine, tokenizer, served, recipe.answers, output)
         write_items(output.path(f"items-{gguf_type}.parquet"), answers[gguf_type])
     num_bytes = sum(text.num_bytes for text in texts)
     rows = {gguf_type: _score_rows(texts, values) for gguf_type, values in scores.items()}
@@ -116,6 +127,22 @@ def evaluate_gguf(
         num_bytes=num_bytes,
         figures={kind: figure_changes(items, compared[kind]) for kind, items in answers.items()},
     )
+
+
+def _answer_as_served(
+    engine: ServedEngine,
+    tokenizer: Tokenizer,
+    asked: dict[str, list[Question]],
+    recipe: EvaluationRecipe,
+    output: Output,
+) -> list[Item]:
+    """What only the served file is asked: questions by likelihood, requests, and tasks that are played."""
+    version, items = engine.weights_version, []
+    if asked[CHOICE]:
+        items += score_choices(engine, tokenizer, asked[CHOICE], recipe.sequence_length, version, output).items
+    items += answer_chats(engine, tokenizer, asked[SAFETY], recipe, version, output)
+    items += play_tasks(ServedPlayer(engine), tokenizer, asked[TASK], recipe, version, output)
+    return items
 
 
 def _score_rows(texts: Sequence[LeadingText], values: Sequence[float]) -> list[dict[str, object]]:

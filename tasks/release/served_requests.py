@@ -1,6 +1,7 @@
-"""What users ask of a served model besides greedy answers: each function asks for one thing, and says what was wrong.
+"""What users ask of a served model besides greedy answers: each check asks for one thing, and says what was wrong.
 
 Part of the smoke test. The server has a key and several slots, as `glm46 serve --api-key-env NAME --slots N` starts it.
+For the parity of engines it also writes many function calls, without and with drafts of the MTP layer.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
+    from configs.schema import ServingResources
     from tasks.release.generate_reference import ReferenceAnswer
 
 NUM_CONCURRENT = 50
@@ -46,6 +49,10 @@ CALL_SCHEMA: dict[str, Any] = {
 """A string, a truth value and an object: few values, so an answer that fits is checked without a library."""
 MAX_CALL_TOKENS = 256
 """Enough for any call of CALLED, one byte a token."""
+
+FUNCTIONS = ("add", "compare", "record", "rate")
+MAX_MADE_TOKENS = 320
+"""Enough for each of these calls, likewise."""
 
 
 def check_key(server_url: str) -> list[str]:
@@ -165,3 +172,58 @@ def _status(request: urllib.request.Request) -> int:
             return answered.status
     except urllib.error.HTTPError as refused:
         return refused.code
+
+
+class MadeCall(NamedTuple):
+    name: str
+    arguments: str
+    num_tokens: int
+
+
+class MadeCalls(NamedTuple):
+    calls: list[MadeCall]
+    """In the order in which they were asked for."""
+    num_taken: int
+    """Drafted tokens that were right."""
+
+
+def calls_of_file(
+    gguf_path: Path, resources: ServingResources, log_path: Path, num_calls: int, *, is_drafting: bool
+) -> MadeCalls:
+    """Those of a server that is started for them, on loopback."""
+    from infra.serving.model_server import Access, running_model_server
+
+    private, access = resources.model_copy(update={"port": 0}), Access(is_drafting=is_drafting)
+    with running_model_server(gguf_path, private, log_path, access=access) as server:
+        return made_calls(server.url, num_calls)
+
+
+def made_calls(url: str, num_calls: int) -> MadeCalls:
+    """Greedy calls of functions that differ in name and schema, each required. `url` is without a trailing slash.
+
+    Raises HTTPError where the server refuses, and KeyError where it answers without a call."""
+    calls, num_taken = [], 0
+    for number in range(num_calls):
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions", json.dumps(_asked_call(number)).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            answer = json.load(response)
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        function = call["function"]
+        calls.append(MadeCall(function["name"], function["arguments"], answer["usage"]["completion_tokens"]))
+        num_taken += answer["timings"].get("draft_n_accepted", 0)
+    return MadeCalls(calls, num_taken)
+
+
+def _asked_call(number: int) -> dict[str, Any]:
+    name = FUNCTIONS[number % len(FUNCTIONS)]
+    properties = {"first": {"enum": [number, number + 1]}, "is_sure": {"type": "boolean"}}
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {
+        "messages": [{"role": "user", "content": f"{name} {number} and {number * 7 % 101}"}],
+        "tools": [{"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}],
+        "tool_choice": "required",
+        "max_tokens": MAX_MADE_TOKENS,
+        "temperature": 0,
+    }

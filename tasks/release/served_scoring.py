@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -24,6 +26,7 @@ from tasks.evaluation.engine import Continuations
 
 if TYPE_CHECKING:
     from model.generation.continuation_scores import ContinuationScore, Pair
+    from model.generation.generation import Generation
     from model.generation.sampling import Sampling
 
 FORCE = 10_000.0
@@ -35,6 +38,8 @@ CONTEXT_MARGIN = 8
 
 SEEDS_PER_CALL = 1 << 16
 """Seeds between two calls whose sampling has consecutive seeds: more than a call has answers."""
+SEEDS = 1 << 31
+"""Seeds of turns: a number in [0, 1) names one of them."""
 
 
 class ServedScorer:
@@ -126,7 +131,7 @@ class ServedEngine:
             num_left = len(list(equal))
             while num_left:
                 size = min(num_left, self.num_slots)
-                answers += self._answer(prompt, size, sampling, sampling.seed * SEEDS_PER_CALL + len(answers))
+                answers += self.answer(prompt, size, sampling, sampling.seed * SEEDS_PER_CALL + len(answers))
                 num_left -= size
         return Continuations.up_to_stops(answers, sampling.stop_token_ids)  # llama.cpp knows some of them only
 
@@ -137,9 +142,10 @@ class ServedEngine:
 
         return [ContinuationScore(*self.scorer.score_continuation(*pair)) for pair in pairs]
 
-    def _answer(
+    def answer(
         self, prompt: Sequence[int], num_answers: int, sampling: Sampling, seed: int
     ) -> list[tuple[list[int], list[float]]]:
+        """Tokens and their log-probabilities of so many answers to one prompt, drawn from this seed on."""
         request: dict[str, Any] = {
             "prompt": list(prompt),
             "n_predict": sampling.max_new_tokens,
@@ -160,3 +166,30 @@ class ServedEngine:
         if len(reported) < len(token_ids):  # those that end inside a character are not reported
             return token_ids, [score for score, _ in self.scorer.score_tokens(prompt, token_ids)]
         return token_ids, [entry["logprob"] for entry in reported]
+
+
+class ServedPlayer:
+    """The same server, asked turn by turn, one row at a time."""
+
+    def __init__(self, engine: ServedEngine) -> None:
+        self.engine = engine
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        weights_version: str,
+        draws: Sequence[Sequence[float]],
+    ) -> Generation:
+        """Continue each row by as many tokens at most as it has draws; the first of them seeds the server's own, so an
+        episode does not depend on those beside it. Log-probabilities are the model's own, whatever the temperature."""
+        from model.generation.generation import Generation
+
+        assert weights_version == self.engine.weights_version, (weights_version, self.engine.weights_version)
+        rows = [
+            self.engine.answer(prompt, 1, replace(sampling, max_new_tokens=len(own)), int(own[0] * SEEDS))[0]
+            for prompt, own in zip(prompts, draws, strict=True)
+        ]
+        made = Continuations.up_to_stops(rows, sampling.stop_token_ids)
+        unknown = [[math.nan] * len(token_ids) for token_ids in made.token_ids]
+        return Generation(made.token_ids, made.log_probabilities, made.log_probabilities, unknown, weights_version)

@@ -51,16 +51,15 @@ def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tu
             ],
         ),
         f"{phases.num_tokens:,} tokens in all, from {_documents(data)}{data.chats.record.training_chats:,} "
-        f"conversations; see data_card.md.",
+        f"conversations; data_card.md beside the report, and training-content-summary.md of its evidence, say which.",
         "## Evaluation",
         _table(("figure", *(phase.name for phase in phases)), figure_rows(phases)),
         f"In brackets the 95 % interval; suite {phases.last.evaluation.record.suite_digest[:DIGITS]}.",
         "## Gates",
         *(_gate(title, verdict) for title, verdict in verdicts),
         "## Limits",
-        "The figures above are all that was measured. No test of safety, bias or factual accuracy was made: do not "
-        "use the model where "
-        "those matter without testing them.",
+        f"The figures above are all that was measured. {_untested(phases)}: do not use the model where those matter "
+        f"without testing them.",
         "## Architecture",
         _table(("key", "value"), architecture_rows(phases)),
         "## Identity",
@@ -79,7 +78,15 @@ def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tu
 
 def _gate(title: str, decision: GateDecision) -> str:
     word = "accepted" if decision.accepted else "refused"
-    return f"- **{title}: {word}.** " + "; ".join(f"{bound.outcome}: {bound.sentence}" for bound in decision.bounds)
+    bounds = [f"    - {bound.outcome}: {bound.sentence}" for bound in decision.bounds]
+    return "\n".join([f"- **{title}: {word}.**", *bounds])
+
+
+def _untested(phases: ReportedPhases) -> str:
+    if phases.last.evaluation.record.safe_answer_share is None:
+        return "No test of safety, bias or factual accuracy was made"
+    counted = "Of safety only refusals of harmful requests and answers to harmless ones were counted"
+    return f"{counted}, and no test of bias or factual accuracy was made"
 
 
 def architecture_rows(phases: ReportedPhases) -> list[tuple[str, str]]:

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
-from configs.schema import Frozen
+from tasks.report.published_figures import published_figures
 from tasks.report.report_charts import Line, curves
 from tasks.report.report_page import Section, page, paragraph, table
 
 if TYPE_CHECKING:
     from tasks.release.server_profile import ServerProfile
 
-PUBLISHED_PATH = Path(__file__).with_name("published_figures.yaml")
 COLUMNS = ("concurrent", "requests", "tokens", "first token s, p50", "p95", "between tokens s, p50", "p95", "tokens/s")
-
-
-class PublishedFigure(Frozen):
-    """A figure that others state."""
-
-    figure: str
-    value: str
-    of: str
-    source: str
-
-
-@cache
-def published_figures() -> tuple[PublishedFigure, ...]:
-    """All of published_figures.yaml; S0 is explained in docs/source-documents.md."""
-    entries = yaml.safe_load(PUBLISHED_PATH.read_text(encoding="utf-8"))
-    return tuple(PublishedFigure.model_validate(entry) for entry in entries)
 
 
 def profile_page(profile: ServerProfile) -> str:

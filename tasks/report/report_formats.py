@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from tasks.release.evaluate_quantized import QuantizedEvaluation
 
 COLUMNS = ("format", "size", "of the checkpoint", "bits per byte", "before", "same token", "same experts", "pass@1")
-PASS_AT_1, ARITHMETIC, CHOICES = "pass_at_1", "arithmetic_accuracy", "choice_accuracy"
+PASS_AT_1 = "pass_at_1"
+ASKED = {
+    PASS_AT_1: "pass@1",
+    "arithmetic_accuracy": "arithmetic",
+    "choice_accuracy": "multiple choice",
+    "safe_answer_share": "safe answers",
+    "agentic_success": "tasks solved",
+}
+"""Names of the columns of figures."""
 
 
 def formats_section(gguf: Artifact[GgufEvaluation] | None, quantized: QuantizedEvaluations | None) -> str:
@@ -27,26 +35,25 @@ def formats_section(gguf: Artifact[GgufEvaluation] | None, quantized: QuantizedE
 def gguf_table(record: GgufEvaluation) -> str:
     """What files for llama.cpp lose."""
     whole = record.file_bytes["F32"]
+    asked = {figure: name for figure, name in ASKED.items() if figure in record.figures["F32"]}
     rows = [
         (
             gguf_type,
             f"{record.file_bytes[gguf_type] / 1e6:,.1f} MB",
             f"{record.file_bytes[gguf_type] / whole:.0%}",
             _bits(bits),
-            _change(record.figures[gguf_type], PASS_AT_1),
-            _change(record.figures[gguf_type], ARITHMETIC),
-            _change(record.figures[gguf_type], CHOICES),
+            *(_change(record.figures[gguf_type], figure) for figure in asked),
         )
         for gguf_type, bits in record.bits_per_byte.items()
     ]
-    columns = ("type", "size", "of F32", "bits per byte", "pass@1", "arithmetic", "multiple choice")
+    columns = ("type", "size", "of F32", "bits per byte", *asked.values())
     return table(columns, rows) + paragraph(
         f"Measured by llama.cpp itself on the leading tokens of {record.num_documents} held-out documents "
         f"({record.num_tokens:,} tokens, "
         f"{record.num_bytes:,} bytes): every token is scored given those before it. "
         + _asked(record.figures["F32"])
         + "F32, which is served, stands beside the checkpoint in our own engine, the others beside F32. Only F32 is "
-        "asked multiple choice, token by token.",
+        "asked multiple choice, requests and tasks.",
         "soft",
     )
 

@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING
 
 from infra.step import Artifact
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE
+from tasks.report.published_figures import quoted_of
 from tasks.report.report_page import heading, table, with_note
 
 if TYPE_CHECKING:
     from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation
     from tasks.evaluation.intervals import Interval
+
+
+COLUMNS = ("benchmark", "figure", "value", "items")
+QUOTED = "of other models, as their makers state it: not measured here"
+"""Name of the column beside the measured ones."""
 
 
 def suite_table(evaluation: Artifact[SuiteEvaluation] | None) -> str:
@@ -20,17 +26,19 @@ def suite_table(evaluation: Artifact[SuiteEvaluation] | None) -> str:
     from tasks.evaluation.benchmarks.suite_results import SuiteResult
 
     result = SuiteResult.model_validate_json(evaluation.path(SUITE_FILE).read_bytes())
+    has_quoted = any(quoted_of(each.name) for each in result.benchmarks)
     rows = [
         (
             each.name,
             figure.part or figure.name,
             with_note(f"{figure.value:.4f}", _written(figure.interval)),
             f"{figure.num_items:,}",
+            *(["" if figure.part else quoted_of(each.name)] if has_quoted else []),
         )
         for each in result.benchmarks
         for figure in each.figures
     ]
-    return heading("Suite of benchmarks") + table(("benchmark", "figure", "value", "items"), rows)
+    return heading("Suite of benchmarks") + table((*COLUMNS, QUOTED) if has_quoted else COLUMNS, rows)
 
 
 def _written(interval: Interval | None) -> str:

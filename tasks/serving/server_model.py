@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
@@ -20,6 +20,7 @@ from infra.serving.model_client import ModelClient, ServerFailedError
 from infra.step import Progress
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.prompts.function_calls import write_calls
+from tasks.data.prompts.python_turns import MAX_TURNS, SEEDS_PER_TURN, run_calls, shown_answers
 from tasks.evaluation.harness import SuiteModel
 from tasks.release.served_scoring import ServedScorer
 
@@ -74,12 +75,37 @@ class EndpointModel(SuiteModel):
             chance = (wanted.get("temperature", 0.0), number)
             if isinstance(context, _Messages):
                 messages, tools = json.loads(context)
-                said, calls = self.client.chat(messages, tools, max_tokens, until, self.enable_thinking, *chance)
-                text = said + write_calls(calls)
+                text = self._chat(messages, tools, max_tokens, until, *chance)
             else:
                 text = self.client.complete(context, max_tokens, until, *chance)
             answers.append(postprocess_generated_text(text, until, think_end_token=None))
         return answers
+
+    def _chat(
+        self, messages: list[Any], tools: list[Any], max_tokens: int, until: list[str], temperature: float, seed: int
+    ) -> str:
+        """What the assistant says and calls; where its programs run, all turns up to the first without a call, with
+        what the programs printed between them."""
+        written = ""
+        for turn in range(MAX_TURNS if self.runs_python else 1):
+            chance = (temperature, seed + turn * SEEDS_PER_TURN)
+            said, calls = self.client.chat(messages, tools, max_tokens, until, self.enable_thinking, *chance)
+            text = said + write_calls(calls)
+            written += text
+            answers = run_calls([text])[0] if self.runs_python and turn + 1 < MAX_TURNS else []
+            if not answers:
+                break
+            written += shown_answers(answers, self.enable_thinking)
+            messages = [*messages, *_exchange(said, calls, answers)]
+        return written
+
+
+def _exchange(said: str, calls: Sequence[tuple[str, str]], answers: Sequence[str]) -> list[dict[str, Any]]:
+    """The messages of a turn with calls and of what these were answered."""
+    functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    made = [{"id": f"call{n}", "type": "function", "function": each} for n, each in enumerate(functions)]
+    shown = [{"role": "tool", "tool_call_id": f"call{n}", "content": answer} for n, answer in enumerate(answers)]
+    return [{"role": "assistant", "content": said, "tool_calls": made}, *shown]
 
 
 class LlamaModel(EndpointModel):

@@ -98,6 +98,9 @@ def test_it_names_licences_sources_digests_and_what_was_left_out(trained):
     graph, lineage, _ = trained
     description = dataset_description(graph, lineage)
     assert description["license"] == ["CC0-1.0"]
+    others = tuple(source.model_copy(update={"licence": ""}) for source in lineage.sources)
+    unstated = dataset_description(graph, lineage.model_copy(update={"sources": (*lineage.sources, *others)}))
+    assert unstated["license"] == ["CC0-1.0", "NOASSERTION"], "not all of it has the licence that one source states"
     assert description["rai:dataPreprocessingProtocol"] == ["shard_documents: left out short 7"]
     (made,) = graph.made_by("decontaminate_documents")
     files = {part["name"]: part["sha256"] for part in description["distribution"] if part["@type"] == "cr:FileObject"}

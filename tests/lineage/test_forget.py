@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli.command import app
 from flows.cli.evidence import forget_document
+from flows.show.outcome import RunOutcome
 from infra.home import open_home
 from infra.registry.model_registry import DIGEST_TAG, find_version
 from infra.servers.databases import mlflow_database
@@ -77,6 +80,34 @@ def test_only_apply_blocks_and_tags(release, home):
     tagged = find_version(client_of(home), MODEL, release.version.registered.digest)
     asked = [each.split(", ")[0] for each in tagged.tags["glm46.forgotten"].split("; ")]
     assert asked == ["https://one.example/a", ONE], "the first is kept"
+
+
+@pytest.mark.parametrize(
+    ("version", "reasons", "code", "said"),
+    [
+        ("1", [], 0, f"{MODEL} version 1 was made without it and is champion"),
+        ("3", ["pass_at_1 0.2000, at least 0.25"], 3, "refused: pass_at_1 0.2000, at least 0.25"),
+        ("2", [], 1, f"{MODEL} version 2, which the run promoted, was trained on {ONE}: compare --data and"),
+    ],
+)
+def test_run_makes_a_release_and_says_whether_the_text_is_gone(
+    release, home, monkeypatch, version, reasons, code, said
+):
+    """The run itself is that of `glm46 run` (tests/flows/test_end_to_end.py): here it ends as it is told, with the
+    version that was trained on the text and with the one that was not."""
+    asked = []
+
+    def whole_run(home_dir, *arguments):
+        asked.append((home_dir, arguments))
+        made = {"promoted": not reasons, "model": MODEL, "alias": "", "version": version, "reasons": reasons}
+        return RunOutcome(**made, seconds=1.0, digest="", report="", stages=[])
+
+    monkeypatch.setattr(forget_document, "whole_run", whole_run)
+    done = CliRunner().invoke(app, ["forget", ONE, "--scale", "micro", "--run", "--data", "mine"])
+    assert done.exit_code == code and said in done.output + done.stderr
+    assert asked == [(home.root, ("micro", "--data", "mine"))] and "a rebuild runs 5 steps" in done.stdout
+    done = CliRunner().invoke(app, ["forget", ONE, "--data", "mine"])
+    assert done.exit_code == 2 and "--data names the documents of --run: add --run, or leave" in done.stderr
 
 
 def test_what_the_store_does_not_know_is_one_sentence(release):

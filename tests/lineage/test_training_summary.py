@@ -32,7 +32,8 @@ def test_the_summary_has_the_templates_sections_and_what_was_trained_on(tmp_path
     )
     assert "| a.jsonl | CC0-1.0 | 3 | 12 |" in given
     assert (
-        "Domain names with the most text, 1 of 2:\n\n- one.example: 14 bytes" in crawled and "two.example" not in text
+        "Domain names with the most text, the first 1 of 2:\n\n- one.example: 14 bytes" in crawled
+        and "two.example" not in text
     )
     assert "None." in made and "near_duplicate 1" in text
     assert GAP in sections[headings[0]] and GAP in given, "what only a provider knows is marked"

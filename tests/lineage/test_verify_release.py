@@ -72,6 +72,13 @@ def test_an_untouched_release_is_what_its_statement_says(copied, key):
     assert verify_release(evidence, store, None).problems == ()
 
 
+def test_a_store_of_something_else_is_one_sentence(copied, tmp_path):
+    evidence, _ = copied
+    other = open_store(str(tmp_path / "other"), Home(tmp_path / "home"))
+    with pytest.raises(ValueError, match=r"other holds none of the 12 steps that led to .*: name with --store the one"):
+        verify_release(evidence, other, None)
+
+
 def test_of_100_changes_of_one_byte_100_are_found(copied, key):
     """In any file of the release's artifacts, any manifest behind it and any file of the evidence."""
     evidence, store = copied
@@ -130,8 +137,11 @@ def test_a_store_that_computed_the_release_again_confirms_it(written, tmp_path):
     make_release(other)
     found = verify_release(written / "evidence", other, None)
     assert found.problems == () and "train_phase" in found.recomputed
-    empty = open_store(str(tmp_path / "empty"), Home(tmp_path / "home"))
-    assert all("holds no manifest" in each for each in verify_release(written / "evidence", empty, None).problems[:12])
+    (trained,) = [step["key"] for step in read_statement(written / "evidence").steps if step["step"] == "train_phase"]
+    manifest = other.read_manifest(trained)
+    assert manifest is not None
+    other.mark_invalid(manifest, "lost")
+    assert f"store {other.uri} holds no manifest of it" in verify_release(written / "evidence", other, None).problems[0]
 
 
 def pem_files(directory, key, passphrase=None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,11 @@ from safetensors.torch import load_file, save_file
 from infra.home import Home
 from infra.storage.open_store import open_store
 from model.formats.gguf_checkpoint import write_gguf
+from tasks.release import check_parity as parity
 from tasks.release.check_parity import OptionalEngines, check_parity, optional_engines
 from tasks.release.convert_to_gguf import convert_to_gguf
 from tasks.release.generate_reference import generate_reference
+from tasks.release.served_requests import MadeCall, MadeCalls
 from tests.release.test_release import RECIPE, RELEASE_RESOURCES, SERVING, answers_of
 from tests.support.engines.engine_servers import VLLM_VERSION, write_vllm_program
 from tests.support.evaluation_fakes import checkpoint, commit, evaluation_suite
@@ -58,8 +61,30 @@ def test_every_engine_computes_the_model_that_was_trained(given, tmp_path):
         engine = report.engines[name]
         assert engine.num_tokens == sum(answer.num_clear for answer in answers) > 40
         assert engine.max_log_probability_difference < 1e-4
+    drafting = report.engines["llama.cpp with drafts"]
+    assert drafting.skipped == "" and drafting.num_tokens > 20 and drafting.max_log_probability_difference is None
     assert report.engines["vllm"].skipped == "vllm is not on PATH"
     assert json.loads((tmp_path / "parity.json").read_text())["vllm"]["num_tokens"] == 0
+
+
+def test_a_call_that_drafts_change_is_refused_by_number(given, tmp_path, monkeypatch):
+    """And of a model that knows no conversations none is asked."""
+
+    def calls_of_file(path, resources, log_path, num_calls, *, is_drafting):
+        said = [number + (is_drafting and number > 1) for number in range(num_calls)]
+        return MadeCalls([MadeCall("add", json.dumps({"first": first}), 9) for first in said], 0)
+
+    monkeypatch.setattr(parity, "calls_of_file", calls_of_file)
+    refused = checked(given, tmp_path, recipe=PARITY.model_copy(update={"parity_calls": 9}))
+    assert not refused.accepted and len(refused.refusals) == 4
+    first, *_, rest = refused.refusals
+    assert first == (
+        'parity: llama.cpp with drafts writes call 3 of 9 as add({"first": 3}), without drafts add({"first": 2})'
+    )
+    assert rest == "parity: llama.cpp with drafts differs at 4 further calls"
+    told = given["checkpoint"].record.model_copy(update={"is_chat_trained": False})
+    report = checked(given, tmp_path, checkpoint=replace(given["checkpoint"], record=told))
+    assert report.accepted and report.engines["llama.cpp with drafts"].skipped == "the model knows no conversations"
 
 
 def test_vllm_is_asked_where_its_program_is_on_path(given, vllm_on_path, tmp_path):
@@ -115,7 +140,7 @@ def test_an_exported_tensor_that_differs_is_found_by_the_engines_that_read_it(gi
     tensors[name] = tensors[name] * torch.tensor(1.5)
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
     write_gguf(other, other / "tokenizer.json", tmp_path / "m.gguf", gguf_type="F32", name="glm46")
-    exported = SimpleNamespace(directory=lambda name: other)
+    exported = SimpleNamespace(directory=lambda name: other, record=given["checkpoint"].record)
     served = SimpleNamespace(record=given["gguf"].record, path=lambda name: tmp_path / "m.gguf")
     for changed, engines in (({"checkpoint": exported}, {"transformers", "vllm"}), ({"gguf": served}, {"llama.cpp"})):
         report = checked(given, tmp_path, optional=optional_engines(), **changed)

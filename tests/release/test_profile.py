@@ -11,14 +11,14 @@ import pytest
 from configs.schema import ServingResources
 from flows.cli.serving.compare_formats import FormatComparison, FormatFigures, with_speeds
 from flows.cli.serving.format_speeds import measure_speeds
-from flows.cli.serving.profile_target import parse_levels, profile_target
+from flows.cli.serving.profile_target import memory_behind, parse_levels, profile_target
 from infra.serving.model_client import ServerFailedError
 from infra.serving.model_server import Access, running_model_server
 from model.formats.gguf_checkpoint import write_gguf
 from tasks.evaluation.comparisons import FigureChange
 from tasks.release.convert_checkpoint import convert_checkpoint
 from tasks.release.server_profile import LLAMA_SERVER, ServerProfile, compare_drafts, measure_own_drafts, served_answers
-from tasks.report.profile_page import published_figures
+from tasks.report.published_figures import published_figures
 from tests.release.test_conversion import SHAPES, open_source, saved
 
 RESOURCES = ServingResources(host="127.0.0.1", port=0, num_threads=1, context_length=256, startup_timeout_seconds=60.0)
@@ -33,6 +33,9 @@ def test_a_server_is_measured_at_each_concurrency(checkpoint, tmp_path, home):
     convert_checkpoint(open_source(checkpoint), tmp_path / "m.gguf", "gguf")
     with running_model_server(tmp_path / "m.gguf", RESOURCES, tmp_path / "log") as server:
         done = profile_target(server.url, home, "tiny", None, (1, 3), 8, "", "", tmp_path / "out")
+        memory = psutil.Process(server.process.pid).memory_info().rss
+    assert done.memory_bytes == pytest.approx(memory, rel=0.2), "of the process that listens at the port"
+    assert done.not_measured.startswith("drafts: a running server cannot be told to draft or not")
     assert done == ServerProfile.model_validate_json((tmp_path / "out" / "profile.json").read_text())
     assert [(each.concurrency, each.num_requests, each.num_tokens) for each in done.levels] == [(1, 4, 32), (3, 4, 32)]
     assert all(0 < each.seconds_to_first_token[0] <= each.seconds_to_first_token[1] for each in done.levels)
@@ -43,6 +46,11 @@ def test_a_server_is_measured_at_each_concurrency(checkpoint, tmp_path, home):
     with pytest.raises(ServerFailedError, match="stopped answering at the first request"):
         profile_target(server.url, home, "tiny", None, (1,), 8, "m", "", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_the_memory_of_a_server_on_another_machine_is_not_seen():
+    assert memory_behind("http://192.0.2.1:8000/v1") is None
+    assert memory_behind("http://127.0.0.1:1") is None, "nothing listens there"
 
 
 def test_drafts_change_the_speed_and_no_token_in_either_engine(checkpoint, tmp_path):

@@ -59,6 +59,7 @@ RECIPE = ReleaseRecipe(
     smoke_new_tokens=40,
     smoke_min_margin=0.01,
     parity_prompts=2,
+    parity_calls=2,
     max_parity_log_probability=0.001,
     max_quantization_bits_per_byte=0.05,
     max_4_bit_bits_per_byte=0.5,
@@ -86,7 +87,7 @@ def gguf(store):
 
 @pytest.fixture(scope="module")
 def suite(store):
-    return evaluation_suite(store)
+    return evaluation_suite(store, num_tasks=3)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +174,8 @@ def test_the_served_file_answers_the_same_problems(store, gguf, suite):
     served = read_items(evaluation.path("items-F32.parquet"))
     num_choices = sum(item.kind == "choice" for item in own.values())
     asked_kinds = {"arithmetic": 20, "chat_problem": 20}
-    assert Counter(item.kind for item in served) == asked_kinds | {"choice": num_choices} and num_choices > 1
+    asked_of_served = {"choice": num_choices, "safety": 24, "task": 3}
+    assert Counter(item.kind for item in served) == asked_kinds | asked_of_served and num_choices > 1
     assert Counter(item.kind for item in read_items(evaluation.path("items-Q8_0.parquet"))) == asked_kinds
     for item in served:
         same = own[item.item_id]
@@ -184,7 +186,10 @@ def test_the_served_file_answers_the_same_problems(store, gguf, suite):
         if item.kind == "choice":
             assert (item.score, item.expected) == (same.score, same.expected)
             assert json.loads(item.output) == pytest.approx(json.loads(same.output), abs=1e-3)
-    assert any(item.output != own[item.item_id].output for item in served if item.kind == "chat_problem")
+    for kind in ("chat_problem", "safety", "task"):
+        assert any(item.output != own[item.item_id].output for item in served if item.kind == kind)
+    requests = evaluation.record.served.figures["safe_answer_share"]
+    assert requests.is_sampled and requests.before == given["evaluation"].record.safe_answer_share
     chosen = evaluation.record.served.figures["choice_accuracy"]
     assert (chosen.change, chosen.disagreement, chosen.num_answers) == (0, 0, num_choices)
     change = evaluation.record.served.figures["arithmetic_accuracy"]

@@ -19,6 +19,7 @@ from model.formats.gguf_checkpoint import write_gguf
 from model.text.chat_template import render
 from tasks.release.served_requests import (
     NUM_CONCURRENT,
+    calls_of_file,
     check_call,
     check_concurrent,
     check_key,
@@ -27,7 +28,6 @@ from tasks.release.served_requests import (
     check_stream,
 )
 from tests.conftest import ROOT
-from tests.release.served_calls import made_calls
 from tests.release.test_release import SERVING, answers_of, gguf, reference_of, served, store  # noqa: F401
 from tests.support.evaluation_fakes import checkpoint
 from tests.support.pipeline import command, environment, glm46
@@ -335,9 +335,7 @@ def test_drafts_of_the_mtp_layer_change_no_token(file, tmp_path):
 def test_drafts_change_no_function_call(file, tmp_path, num_calls):
     made = []
     for is_drafting in (False, True):
-        access = Access(is_drafting=is_drafting)
-        with running_model_server(file, SERVING, tmp_path / "log", access=access) as server:
-            made.append(made_calls(server.url, num_calls))
+        made.append(calls_of_file(file, SERVING, tmp_path / "log", num_calls, is_drafting=is_drafting))
     assert made[0].calls == made[1].calls and len(made[0].calls) == num_calls
     assert len(set(made[0].calls)) > num_calls // 2 and made[0].num_taken == 0
     assert made[1].num_taken > 0, "no draft was right: test is too easy"

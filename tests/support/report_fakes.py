@@ -32,6 +32,7 @@ RELEASE = ReleaseRecipe(
     smoke_new_tokens=4,
     smoke_min_margin=0.01,
     parity_prompts=2,
+    parity_calls=2,
     max_parity_log_probability=0.001,
     max_quantization_bits_per_byte=0.05,
     max_4_bit_bits_per_byte=0.5,

@@ -1,4 +1,5 @@
-"""`glm46 forget`: plans a take-down, and with `--apply` writes the block list and tags the affected versions."""
+"""`glm46 forget`: plans a take-down; with `--apply` writes the block list and tags the affected versions, and with
+`--run` makes a version without the text."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from pathlib import Path
 from configs.files.atomic_files import replace_durably
 from configs.load import load_scale
 from flows.cli.evidence.trace_lineage import registered_versions
+from flows.cli.evidence.whole_run import whole_run
+from flows.show.outcome import RunOutcome
 from infra.home import Home, open_home
 from infra.registry.model_registry import open_registry
 from infra.registry.promotion import FORGOTTEN_TAG
@@ -38,6 +41,22 @@ def apply(takedown: TakeDown, scale: str) -> list[str]:
         _append(path, takedown.asked, entries)
     said = [f"{len(entries)} entries added to {path}: the next run of a scale with this block list leaves them out"]
     return [*said, *_tag(home, takedown)]
+
+
+def rebuild(takedown: TakeDown, scale: str, data: str | None, store: str | None) -> RunOutcome:
+    """The outcome of a run of the scale, which leaves an applied take-down out. Raises RuntimeError where the run
+    fails, and where the champion was trained on the text nevertheless, as one that reads another block list."""
+    options = {"--data": data, "--store": store}
+    given = [part for option, value in options.items() if value is not None for part in (option, value)]
+    outcome = whole_run(open_home().root, scale, *given)
+    if outcome.promoted:
+        trained = [model for model in plan(takedown.asked, store).models if model.version == outcome.version]
+        if any(model.model == outcome.model for model in trained):
+            raise RuntimeError(
+                f"{outcome.model} version {outcome.version}, which the run promoted, was trained on {takedown.asked}: "
+                f"compare --data and data.recipe.filter.block_list of {scale} with those of the first run"
+            )
+    return outcome
 
 
 def _append(path: Path, asked: str, entries: list[str]) -> None:

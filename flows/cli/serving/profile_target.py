@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -27,6 +29,14 @@ from tasks.report.profile_page import profile_page
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 TIMEOUT_SECONDS = 600.0
+NO_MEMORY = (
+    "memory of the server: its process is on another machine or is another user's, and is not seen from here: run the "
+    "profile there"
+)
+NO_DRAFTS = (
+    "drafts: a running server cannot be told to draft or not: start it once with and once without, and compare the "
+    "tokens/s of two profiles"
+)
 JSON_FILE, PAGE_FILE = "profile.json", "profile.html"
 
 
@@ -53,12 +63,11 @@ def profile_target(
     """Write both files; none where a request fails."""
     if target.startswith(("http://", "https://")):
         client = ModelClient(target, key_variable, TIMEOUT_SECONDS, model)
+        measured = measure_levels(client, levels, num_tokens)
+        memory = memory_behind(target)
+        unseen = [] if memory is not None else [NO_MEMORY]
         profile = ServerProfile(
-            target=target,
-            levels=measure_levels(client, levels, num_tokens),
-            memory_bytes=None,
-            drafts=(),
-            not_measured="memory and drafts are measured of a version that is served here",
+            target=target, levels=measured, memory_bytes=memory, drafts=(), not_measured="; ".join([*unseen, NO_DRAFTS])
         )
     else:
         configuration, opened = load_scale(scale), open_store(store, home)
@@ -84,6 +93,24 @@ def profile_target(
         )
     _write(profile, output)
     return profile
+
+
+def memory_behind(url: str) -> int | None:
+    """Resident memory of the process that listens at the URL's port, with its children; None where that is not seen: on
+    another machine, or as another user."""
+    address = urlsplit(url)
+    port = address.port or {"http": 80, "https": 443}[address.scheme]
+    own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
+    found = {str(info[4][0]) for info in socket.getaddrinfo(address.hostname, port)}
+    if not found & own:
+        return None
+    listening = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    process_ids = {each.pid for each in listening if each.laddr[1:] == (port,) and each.pid is not None}
+    if not process_ids:
+        return None
+    processes = [psutil.Process(pid) for pid in process_ids]
+    every = {each.pid: each for process in processes for each in (process, *process.children(recursive=True))}
+    return sum(each.memory_info().rss for each in every.values())
 
 
 def _write(profile: ServerProfile, output: Path) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.data.prompts.benchmark_records import Record, read_records
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of, tool_request
 from tasks.data.prompts.published_layouts import LacksError, given_text, in_form_of_kind
+from tasks.data.prompts.python_turns import SHOWN_TOOLS
 from tasks.data.seeds.math_answers import without_annotations
 from tasks.data.seeds.problem_kinds import CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import code_parts
@@ -252,6 +253,10 @@ def _math(record: Record, is_chat: bool) -> Question:
     return Question(prompt, read.answer, f"{prompt} {without_annotations(worked)}")
 
 
+def _math_with_python(record: Record, is_chat: bool) -> Question:
+    return replace(_math(in_form_of_kind("math", record), is_chat), tools=SHOWN_TOOLS)
+
+
 def _exact(record: Record, is_chat: bool) -> Question:
     asked, answer = given_text(record, ("input", "question", "prompt")), given_text(record, ("target", "answer"))
     prompt = asked if is_chat else f"Q: {asked}\nA:"
@@ -319,6 +324,7 @@ READERS: dict[str, Callable[[Record, bool], Question]] = {
     "last_word": _last_word,
     "text": _text,
     "math": _math,
+    "math_with_python": _math_with_python,
     "exact": _exact,
     "constraints": _constraints,
     "completed_program": _completed_program,

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from configs.schema import Benchmark, LikelihoodBenchmark
 from model.text.chat_template import answer_of
 from tasks.data.problems.refusals import behaves
+from tasks.data.prompts.python_turns import last_words
 from tasks.data.prompts.verifiers import agrees_mathematically, calls_functions, follows_constraints
 from tasks.data.sandbox.code_sandbox import PASSED, find_verdict
 from tasks.data.seeds.code_answers import program_of
@@ -33,7 +34,8 @@ NORMALISED = "accuracy_normalised"
 """Accuracy by a choice's log-probability over its number of characters (acc_norm)."""
 WELL_FORMED = "well_formed"
 """Share of the answers that hold a patch which can be read and, where the source is here, fits it."""
-PROGRAMS = ("completed_program", "program")
+PROGRAMS = ("completed_program", "program", "math_with_python")
+"""Kinds that run what a model wrote."""
 RIGHT, FORMED = "acc", "formed"
 
 
@@ -87,7 +89,7 @@ def _row(kind: str, item: BenchmarkItem) -> dict[str, Any]:
     choices = [item.prompt + choice for choice in question.choices] if kind == "context_choice" else question.choices
     target = f" {question.expected}" if kind == "last_word" else question.expected
     # A request with tools is looked up by its id where the chat template is applied.
-    text = item.item_id if kind == "tools" else item.prompt
+    text = item.item_id if question.tools else item.prompt
     return {"item_id": item.item_id, "text": text, "choices": list(choices), "right": question.right, "target": target}
 
 
@@ -145,12 +147,12 @@ def is_right(kind: str, prompt: str, expected: str, text: str) -> bool:
     """Whether a generated text answers an item. A program whose tests come to no verdict is not right."""
     if kind == "completed_program":
         return find_verdict(prompt + text, expected, "") == PASSED
-    answer = answer_of(text)
+    answer = last_words(text) if kind == "math_with_python" else answer_of(text)
     if not answer:
         return False
     if kind == "program":
         return find_verdict(program_of(answer), expected, "") == PASSED
-    if kind == "math":
+    if kind in ("math", "math_with_python"):
         return agrees_mathematically(answer, expected)
     if kind == "constraints":
         return follows_constraints(answer, expected)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tasks.evaluation.benchmarks.suite_results import BenchmarkResult, ItemOutcome, SuiteResult
 
 PACKAGES = ("lm_eval", "torch", "transformers", "tokenizers", "xllamacpp")
-WHOLE_PROMPTS = ("retrieval", "tools", "patch")
+WHOLE_PROMPTS = ("retrieval", "tools", "patch", "math_with_python")
 """Kinds whose prompts state what the answer needs: none is cut."""
 LIKELIHOOD_KINDS = ("choice", "lettered_choice", "context_choice", "last_word", "text")
 
@@ -151,6 +151,7 @@ def _prepare(model: LM, benchmark: Benchmark, items: list[BenchmarkItem]) -> Non
 
     if isinstance(model, SuiteModel):
         model.refuses_cuts = benchmark.kind in WHOLE_PROMPTS
+        model.runs_python = benchmark.kind == "math_with_python"
         model.tool_requests = {
             item.item_id: ToolRequest(item.question.prompt, json.loads(item.question.tools))
             for item in items

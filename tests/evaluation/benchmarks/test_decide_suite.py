@@ -25,7 +25,7 @@ from tasks.evaluation.benchmarks.decide_suite import decide_suite
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation, evaluate_suite
 from tasks.evaluation.comparisons import FigureChange, ServedFigures
 from tasks.evaluation.decide_gate import Anchors
-from tasks.report.report_suite import suite_table
+from tasks.report.report_suite import QUOTED, suite_table
 from tests.evaluation.benchmarks.planned_suites import right_answers, write_planned
 from tests.evaluation.benchmarks.toy_suite import NEEDLE, write_suite
 from tests.support.data_inputs import write_jsonl
@@ -209,6 +209,7 @@ def test_a_worse_checkpoint_is_refused_through_the_real_step(store, tmp_path):
     (reason,) = decision.refusals
     assert reason.startswith("bits_per_byte of benchmark texts differs from the champion's by +")
     shown = suite_table(made["trained"])
+    assert QUOTED not in shown, "nobody states a figure of these"
     for expected in (
         "bits_per_byte",
         "100 characters",

@@ -110,7 +110,7 @@ def test_llama_cpp_answers_a_suite_as_our_engine_does(toy, own_items, tmp_path):
     assert code == 0, errors
     for own, served in zip(items_of(own_items), items_of(tmp_path / "gguf.json"), strict=True):
         assert {name: own["scores"].get(name) for name in EXACT} == {name: served["scores"].get(name) for name in EXACT}
-        if own["benchmark"] == "calls":
+        if own["benchmark"] in ("calls", "computed"):
             continue  # llama.cpp writes the prompt with tools by itself, and not as our template does
         # The server cuts white space around what an assistant says.
         is_equal = own["output"] is served["output"] is None or own["output"].strip() == served["output"].strip()

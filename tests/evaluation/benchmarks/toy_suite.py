@@ -66,7 +66,8 @@ LIKELIHOOD = {"choice": "choice", "lettered": "lettered_choice", "contexts": "co
 LIKELIHOOD |= {"texts": "text"}
 ANSWERS = {"sums": "math", "copies": "exact", "forms": "constraints", "functions": "completed_program"}
 ANSWERS |= {"programs": "program", "calls": "tools", "requests": "refusal", "harmless": "over_refusal"}
-FILES = {"harmless": "requests"}
+ANSWERS |= {"computed": "math_with_python"}
+FILES = {"harmless": "requests", "computed": "sums"}
 """Of a benchmark whose file has another name."""
 NEEDLE = {
     "name": "needle",
@@ -83,7 +84,7 @@ NEEDLE = {
     "until": [],
 }
 SHOTS = {"lettered": (2, "subject"), "copies": (1, "task"), "choice": (1, "")}
-CHATS = ("sums", "forms", "programs", "calls", "requests", "harmless")
+CHATS = ("sums", "computed", "forms", "programs", "calls", "requests", "harmless")
 SEQUENCE_LENGTH = 512
 
 
