@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from configs.schema import served_gguf_type
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
 from tasks.evaluation.engine import load_tokenizer, reproducible_arithmetic
 from tasks.release.generate_reference import NUM_THREADS, ReferenceAnswer
@@ -89,15 +90,13 @@ def check_parity(
     output: Output,
 ) -> ParityReport:
     """A difference is a refusal, not an exception."""
-    from infra.serving.model_server import SERVED_TYPE
-
     answers = _answers(reference, recipe.parity_prompts)
     rows = [Row(answer.prompt_ids, answer.token_ids[: answer.num_clear]) for answer in answers]
     hf_dir = checkpoint.directory("hf")
     filler = load_tokenizer(hf_dir / "tokenizer.json").token_to_id(FILLER)
     assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
     vocab_size = json.loads((hf_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    served = gguf.path(gguf.record.file_names[SERVED_TYPE])
+    served = gguf.path(gguf.record.file_names[served_gguf_type(gguf.record.file_names)])
     engines = {
         TRANSFORMERS: partial(transformers_scores, hf_dir, rows),
         LLAMA: partial(llama_scores, served, rows, filler, vocab_size, resources, output.path("server.log")),

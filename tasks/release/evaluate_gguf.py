@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.schema import SERVED_GGUF_TYPE
+from configs.schema import served_gguf_type
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.evaluation.choice_scores import score_choices
 from tasks.evaluation.comparisons import FigureChange, ServedFigures, figure_changes
@@ -51,7 +51,7 @@ class GgufEvaluation(Record):
     @property
     def served(self) -> ServedFigures:
         """What users of the released file get."""
-        return ServedFigures(figures=self.figures[SERVED_GGUF_TYPE])
+        return ServedFigures(figures=self.figures[served_gguf_type(self.figures)])
 
 
 @step(
@@ -86,6 +86,7 @@ def evaluate_gguf(
     )
     num_slots = recipe.answers.samples_per_problem
     private = resources.model_copy(update={"port": 0, "context_length": room + CONTEXT_MARGIN})
+    served = served_gguf_type(gguf.record.file_names)
     scores: dict[str, list[float]] = {}
     answers: dict[str, list[Item]] = {}
     for gguf_type, file_name in gguf.record.file_names.items():
@@ -98,15 +99,15 @@ def evaluate_gguf(
             scores[gguf_type] = [_score_text(scorer, text) for text in texts]
             engine = ServedEngine(scorer, num_slots, gguf.digest)
             answers[gguf_type] = answer_problems(engine, tokenizer, problems, recipe.answers, gguf.digest, output)
-            if choices and gguf_type == SERVED_GGUF_TYPE:
+            if choices and gguf_type == served:
                 length = recipe.answers.sequence_length
                 answers[gguf_type] += score_choices(engine, tokenizer, choices, length, gguf.digest, output).items
         write_items(output.path(f"items-{gguf_type}.parquet"), answers[gguf_type])
     num_bytes = sum(text.num_bytes for text in texts)
     rows = {gguf_type: _score_rows(texts, values) for gguf_type, values in scores.items()}
     output.path("gguf_scores.json").write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
-    compared = dict.fromkeys(answers, answers[SERVED_GGUF_TYPE])
-    compared[SERVED_GGUF_TYPE] = read_items(evaluation.path("items.parquet"))
+    compared = dict.fromkeys(answers, answers[served])
+    compared[served] = read_items(evaluation.path("items.parquet"))
     return GgufEvaluation(
         checkpoint_digest=checkpoint.digest,
         bits_per_byte={kind: _finite(-sum(values) / math.log(2) / num_bytes) for kind, values in scores.items()},
