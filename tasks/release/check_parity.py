@@ -113,7 +113,8 @@ def check_parity(
             continue
         with reproducible_arithmetic(NUM_THREADS):
             scores = score()
-        compared[name] = _compare(answers, scores, recipe.max_parity_log_probability)
+        bound = "max_served_log_probability" if name == LLAMA else "max_parity_log_probability"
+        compared[name] = _compare(answers, scores, bound, getattr(recipe, bound))
     output.path("parity.json").write_text(
         json.dumps({name: each.model_dump(mode="json") for name, each in compared.items()}, indent=1) + "\n"
     )
@@ -139,7 +140,7 @@ def _too_few(answers: Sequence[ReferenceAnswer], recipe: ReleaseRecipe) -> tuple
 
 
 def _compare(
-    answers: Sequence[ReferenceAnswer], scores: Sequence[Sequence[TokenScore]], max_difference: float
+    answers: Sequence[ReferenceAnswer], scores: Sequence[Sequence[TokenScore]], bound: str, max_difference: float
 ) -> EngineParity:
     num_tokens, largest, reasons = 0, 0.0, []
     for answer, row in zip(answers, scores, strict=True):
@@ -148,7 +149,7 @@ def _compare(
         for score, ours in zip(compared, answer.log_probabilities, strict=False):
             difference = abs(score.log_probability - ours)
             largest = max(largest, difference) if math.isfinite(difference) else math.inf
-        reasons += _reasons(answer, row, max_difference)
+        reasons += _reasons(answer, row, bound, max_difference)
     hidden = len(reasons) - MAX_REASONS
     return EngineParity(
         skipped="",
@@ -162,8 +163,8 @@ def _leading_greedy(row: Sequence[TokenScore]) -> Sequence[TokenScore]:
     return row[: next((position for position, score in enumerate(row) if not score.is_greedy), len(row))]
 
 
-def _reasons(answer: ReferenceAnswer, row: Sequence[TokenScore], max_difference: float) -> Iterator[str]:
-    """The first difference of one prompt, with its position."""
+def _reasons(answer: ReferenceAnswer, row: Sequence[TokenScore], bound: str, max_difference: float) -> Iterator[str]:
+    """The first difference of one prompt, with its position; `bound` is the name of the setting."""
     where = f"at {'message' if answer.is_chat else 'prompt'} {answer.prompt[:40]!r}, position"
     for position, (score, ours) in enumerate(zip(row, answer.log_probabilities, strict=False)):
         if not score.is_greedy:
@@ -172,7 +173,7 @@ def _reasons(answer: ReferenceAnswer, row: Sequence[TokenScore], max_difference:
         if not abs(score.log_probability - ours) <= max_difference:
             yield (
                 f"{where} {position}: log-probability {score.log_probability:.6f} of token "
-                f"{answer.token_ids[position]}, ours is {ours:.6f}; release.recipe.max_parity_log_probability allows "
+                f"{answer.token_ids[position]}, ours is {ours:.6f}; release.recipe.{bound} allows "
                 f"{max_difference}"
             )
             return

@@ -663,6 +663,7 @@ def decide_files(store):
             smoke_min_margin=0.01,
             parity_prompts=2,
             max_parity_log_probability=0.001,
+            max_served_log_probability=0.001,
             max_quantization_bits_per_byte=0.02,
             max_4_bit_bits_per_byte=0.5,
             max_contaminated_share=0.01,
