@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
 
 
 def quantize_model(
-    run: Run, prepared: PreparedData, assessed: AssessedModel, answered: AnsweredSuite | None, texts: dict[str, Any]
+    run: Run,
+    prepared: PreparedData,
+    assessed: AssessedModel,
+    answered: Future[AnsweredSuite | None],
+    texts: dict[str, Any],
 ) -> dict[str, QuantizedModel]:
     """Every format of `release.recipe.quantized_formats`, by its name; side by side where they are jobs on nodes.
-    `answered` is asked each of them, `texts` calibrate."""
+    `answered` is asked each of them once it is written, `texts` calibrate."""
     recipe = run.scale.release.recipe
     recipes = {name: recipe.quantization_recipe(name) for name in recipe.quantized_formats}
     with Branches(run, are_side_by_side=releases_on_nodes(run)) as branches:
@@ -63,7 +68,7 @@ def _quantize(
     run: Run,
     prepared: PreparedData,
     assessed: AssessedModel,
-    answered: AnsweredSuite | None,
+    answered: Future[AnsweredSuite | None],
     *,
     name: str,
     own: QuantizationRecipe,
@@ -88,7 +93,7 @@ def _quantize(
         checkpoint=checkpoint,
         suite=prepared.suite,
         evaluation=assessed.evaluation,
-        benchmarks=answered,
+        benchmarks=answered.result(),
         recipe=run.scale.release.recipe.format_recipe(run.scale.evaluation.recipe),
         resources=job,
         job=job,

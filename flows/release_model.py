@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prefect import flow
 
+from configs.schema import served_gguf_type
 from flows.ask_approval import find_approval
 from flows.assess_checkpoint import evaluate
 from flows.assess_suite import answer_suite, format_margins, judge_suite, suite_figures
@@ -40,7 +42,7 @@ from infra.registry.model_registry import (
 )
 from infra.registry.promotion import Promotion, Rivals, look_up_rivals, promote, refusal_of
 from infra.servers.servers import artifact_root
-from infra.serving.model_server import SERVED_TYPE, Access, running_model_server
+from infra.serving.model_server import Access, running_model_server
 from infra.step import Artifact
 from tasks.evaluation.comparisons import FIGURES, ServedFigures
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
@@ -71,8 +73,11 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
     figures = (*FIGURES, *suite_figures(run.scale))
-    answered = answer_suite(run, checkpoint)
-    formats = convert_and_quantize(run, prepared, assessed, answered)
+    evaluates_on_nodes = run.scale.evaluation.resources.launcher != "local"
+    with Branches(run, are_side_by_side=releases_on_nodes(run) or evaluates_on_nodes) as branches:
+        answering = branches.begin("suite", lambda: answer_suite(run, checkpoint))
+        formats = convert_and_quantize(run, prepared, assessed, answering)
+    answered = answering.result()
     rivals = run_effect(
         run,
         "look up champion",
@@ -172,7 +177,7 @@ class ReleasedFormats:
 
 
 def convert_and_quantize(
-    run: Run, prepared: PreparedData, assessed: AssessedModel, answered: AnsweredSuite | None
+    run: Run, prepared: PreparedData, assessed: AssessedModel, answered: Future[AnsweredSuite | None]
 ) -> ReleasedFormats:
     """Write GGUF files and quantized checkpoints, evaluate each, and judge what the conversion costs; beside them the
     reference answers, where they are jobs on nodes."""
@@ -269,7 +274,7 @@ def promote_release(run: Run, released: ReleasedModel) -> Promotion:
 
 def deploy_and_test(run: Run, formats: ReleasedFormats) -> SmokeReport:
     """Serve the model with llama.cpp during the smoke test, as users do who are not alone: with a key and slots."""
-    path = formats.gguf.path(formats.gguf.record.file_names[SERVED_TYPE])
+    path = formats.gguf.path(formats.gguf.record.file_names[served_gguf_type(formats.gguf.record.file_names)])
     resources, access = run.scale.serving.resources, Access(api_key=secrets.token_urlsafe(), num_slots=SMOKE_SLOTS)
     with running_model_server(path, resources, run.home.run_dir / "model-server.log", access=access) as server:
         return smoke_test(

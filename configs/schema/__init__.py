@@ -75,7 +75,6 @@ from configs.schema.release import (
     CALIBRATED_FORMATS,
     CALIBRATED_GGUF_TYPES,
     GGUF_BLOCK,
-    SERVED_GGUF_TYPE,
     ApprovalRequest,
     CalibrationRecipe,
     ContaminationBound,
@@ -85,6 +84,7 @@ from configs.schema.release import (
     QuantizedFormat,
     ReleaseRecipe,
     ReleaseSection,
+    served_gguf_type,
 )
 from configs.schema.scale import Scale
 from configs.schema.scoring import (
@@ -116,7 +116,6 @@ __all__ = [
     "MIN_TOKEN_CLIP",
     "NUM_SPECIAL_TOKENS",
     "PHASE_TEMPLATES",
-    "SERVED_GGUF_TYPE",
     "AdapterRecipe",
     "AdapterTarget",
     "AnswerBenchmark",
@@ -226,4 +225,5 @@ __all__ = [
     "ValidationRecipe",
     "Waypoint",
     "mixture_waypoints",
+    "served_gguf_type",
 ]

@@ -41,8 +41,7 @@ def convert(
     with usage_errors():
         from infra.home import open_home
         from tasks.release.checkpoint_source import open_source
-        from tasks.release.convert_checkpoint import convert_checkpoint, refuse_target, refuse_unsuitable
-        from tasks.release.merge_adapter import merge_adapter
+        from tasks.release.convert_checkpoint import convert_checkpoint, merge_adapter, refuse_target, refuse_unsuitable
 
         home = open_home()
         refuse_target(target, to)

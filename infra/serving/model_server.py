@@ -30,8 +30,6 @@ from infra.code_digest import ROOT
 if TYPE_CHECKING:
     from configs.schema import ServingResources
 
-SERVED_TYPE = "F32"
-"""The GGUF file that is served: its greedy answers are compared with our own generation."""
 LOOPBACK = ("127.0.0.1", "localhost")
 EVERY_INTERFACE = "0.0.0.0"
 KEY_VARIABLE = "GLM46_MODEL_SERVER_KEY"

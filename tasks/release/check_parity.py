@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from configs.schema import served_gguf_type
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
 from tasks.evaluation.engine import load_tokenizer, reproducible_arithmetic
 from tasks.release.generate_reference import NUM_THREADS, ReferenceAnswer
@@ -94,15 +95,13 @@ def check_parity(
     output: Output,
 ) -> ParityReport:
     """A difference is a refusal, not an exception."""
-    from infra.serving.model_server import SERVED_TYPE
-
     answers = _answers(reference, recipe.parity_prompts)
     rows = [Row(answer.prompt_ids, answer.token_ids[: answer.num_clear]) for answer in answers]
     hf_dir = checkpoint.directory("hf")
     filler = load_tokenizer(hf_dir / "tokenizer.json").token_to_id(FILLER)
     assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
     config = json.loads((hf_dir / "config.json").read_text(encoding="utf-8"))
-    served = gguf.path(gguf.record.file_names[SERVED_TYPE])
+    served = gguf.path(gguf.record.file_names[served_gguf_type(gguf.record.file_names)])
     engines = {
         TRANSFORMERS: partial(transformers_scores, hf_dir, rows),
         LLAMA: partial(llama_scores, served, rows, filler, config["vocab_size"], resources, output.path("server.log")),
@@ -116,7 +115,8 @@ def check_parity(
             continue
         with reproducible_arithmetic(NUM_THREADS):
             scores = score()
-        compared[name] = _compare(answers, scores, recipe.max_parity_log_probability)
+        bound = "max_served_log_probability" if name == LLAMA else "max_parity_log_probability"
+        compared[name] = _compare(answers, scores, bound, getattr(recipe, bound))
     why_not = _why_no_calls(config["num_nextn_predict_layers"], checkpoint.record.is_chat_trained)
     compared[DRAFTING] = (
         _skipped(why_not) if why_not else _compare_drafted_calls(served, resources, output, recipe.parity_calls)
@@ -187,7 +187,7 @@ def _too_few(answers: Sequence[ReferenceAnswer], recipe: ReleaseRecipe) -> tuple
 
 
 def _compare(
-    answers: Sequence[ReferenceAnswer], scores: Sequence[Sequence[TokenScore]], max_difference: float
+    answers: Sequence[ReferenceAnswer], scores: Sequence[Sequence[TokenScore]], bound: str, max_difference: float
 ) -> EngineParity:
     num_tokens, largest, reasons = 0, 0.0, []
     for answer, row in zip(answers, scores, strict=True):
@@ -196,7 +196,7 @@ def _compare(
         for score, ours in zip(compared, answer.log_probabilities, strict=False):
             difference = abs(score.log_probability - ours)
             largest = max(largest, difference) if math.isfinite(difference) else math.inf
-        reasons += _reasons(answer, row, max_difference)
+        reasons += _reasons(answer, row, bound, max_difference)
     return EngineParity(
         skipped="",
         num_tokens=num_tokens,
@@ -209,8 +209,8 @@ def _leading_greedy(row: Sequence[TokenScore]) -> Sequence[TokenScore]:
     return row[: next((position for position, score in enumerate(row) if not score.is_greedy), len(row))]
 
 
-def _reasons(answer: ReferenceAnswer, row: Sequence[TokenScore], max_difference: float) -> Iterator[str]:
-    """The first difference of one prompt, with its position."""
+def _reasons(answer: ReferenceAnswer, row: Sequence[TokenScore], bound: str, max_difference: float) -> Iterator[str]:
+    """The first difference of one prompt, with its position; `bound` is the name of the setting."""
     where = f"at {'message' if answer.is_chat else 'prompt'} {answer.prompt[:40]!r}, position"
     for position, (score, ours) in enumerate(zip(row, answer.log_probabilities, strict=False)):
         if not score.is_greedy:
@@ -219,7 +219,7 @@ def _reasons(answer: ReferenceAnswer, row: Sequence[TokenScore], max_difference:
         if not abs(score.log_probability - ours) <= max_difference:
             yield (
                 f"{where} {position}: log-probability {score.log_probability:.6f} of token "
-                f"{answer.token_ids[position]}, ours is {ours:.6f}; release.recipe.max_parity_log_probability allows "
+                f"{answer.token_ids[position]}, ours is {ours:.6f}; release.recipe.{bound} allows "
                 f"{max_difference}"
             )
             return

@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,9 @@ from model.formats.safetensors_writer import tensor_bytes, write_safetensors
 from tasks.release.checkpoint_source import HANDOVER, HF, TOKENIZER_FILE, CheckpointSource, open_source
 from tasks.release.gguf_comparison import ConvertedTensors, compare_gguf, compare_served
 from tasks.training.import_checkpoint import checkpoint_files, imported_position
+from tasks.training.state.adapter_export import MergedTensors
 from tasks.training.state.trained_checkpoint import WEIGHTS_SUFFIX
+from tasks.training.state.written_adapter import open_adapter
 
 TargetFormat = Literal["hf", "native", "megatron", "gguf"]
 MtpLayout = Literal["4.6", "4.5"]
@@ -118,6 +121,15 @@ def convert_checkpoint(
         )
         write_durably(temporary_card, (card.model_dump_json(indent=1) + "\n").encode())
     return card
+
+
+def merge_adapter(source: CheckpointSource, adapter_dir: Path) -> CheckpointSource:
+    """The model with an adapter merged in. Raises ValueError where the adapter was trained on other weights."""
+    if source.format != HF:
+        raise ValueError(f"{source.path} is of format {source.format}: an adapter is merged into a Hugging Face model")
+    adapter = open_adapter(adapter_dir, source.config_dir)
+    tensors = MergedTensors(source.tensors, source.shapes, adapter, adapter.scaling)
+    return replace(source, tensors=tensors, adapter=str(adapter_dir))
 
 
 def card_path(target: Path) -> Path:

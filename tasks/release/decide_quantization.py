@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.schema import served_gguf_type
 from infra.step import Artifact, Output, digest_of, step
 from tasks.evaluation.bounds import Bound, Verdict
 from tasks.evaluation.comparisons import BENCHMARK, Compared, judge
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from tasks.release.measure_importance import ImportanceMatrix
     from tasks.release.quantize_checkpoint import QuantizedCheckpoint
 
-REFERENCE_TYPE = "F32"
 CHECKPOINT = "checkpoint"
 
 
@@ -79,22 +79,18 @@ def decide_quantization(
     output: Output,
     benchmarks: SuiteBounds = NO_SUITE,
 ) -> GateDecision:
-    """A refusal is a result. Raises ValueError where no F32 file was measured, and for a benchmark with a bound that a
+    """A refusal is a result. Raises ValueError for a benchmark with a bound that a
     format was not asked."""
     measured = gguf_evaluation.record.bits_per_byte
-    if REFERENCE_TYPE not in measured:
-        raise ValueError(
-            f"release.recipe.gguf_types is {list(measured)}: {REFERENCE_TYPE} must be among them: the others are "
-            f"measured against it"
-        )
+    served = served_gguf_type(measured)
     verdict = Verdict()
     finite = {gguf_type: math.nan if bits is None else bits for gguf_type, bits in measured.items()}
-    verdict.finite(f"bits per byte of {REFERENCE_TYPE}", finite[REFERENCE_TYPE])
+    verdict.finite(f"bits per byte of {served}", finite[served])
     for gguf_type in measured:
-        if gguf_type != REFERENCE_TYPE:
-            loss = round(finite[gguf_type] - finite[REFERENCE_TYPE], 6)
-            interval = gguf_loss(gguf_evaluation.path("gguf_scores.json"), gguf_type, REFERENCE_TYPE)
-            figure = f"bits per byte that {gguf_type} loses against {REFERENCE_TYPE}"
+        if gguf_type != served:
+            loss = round(finite[gguf_type] - finite[served], 6)
+            interval = gguf_loss(gguf_evaluation.path("gguf_scores.json"), gguf_type, served)
+            figure = f"bits per byte that {gguf_type} loses against {served}"
             verdict.ceiling(figure, loss, recipe.max_loss(gguf_type), interval=interval)
     for name, evaluation in quantized.evaluations.items():
         before, after = evaluation.record.original_bits_per_byte, evaluation.record.bits_per_byte

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.schema import SERVED_GGUF_TYPE
+from configs.schema import served_gguf_type
 from infra.step import Artifact, Output, Progress, Record, step
 from tasks.evaluation.choice_scores import score_choices
 from tasks.evaluation.comparisons import FigureChange, ServedFigures, figure_changes
@@ -59,7 +59,7 @@ class GgufEvaluation(Record):
     @property
     def served(self) -> ServedFigures:
         """What users of the released file get."""
-        return ServedFigures(figures=self.figures[SERVED_GGUF_TYPE])
+        return ServedFigures(figures=self.figures[served_gguf_type(self.figures)])
 
 
 @step(
@@ -82,7 +82,7 @@ def evaluate_gguf(
 
     tokenizer = load_tokenizer(checkpoint.path("hf/tokenizer.json"))
     questions = read_suite(suite.path("suite.parquet"))
-    served = {
+    asked_as_served = {
         CHOICE: [question for question in questions if question.kind == CHOICE][: recipe.num_problems],
         **{kind: first_of_groups(questions, kind, recipe.num_problems) for kind in (SAFETY, TASK)},
     }
@@ -92,12 +92,13 @@ def evaluate_gguf(
     assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
     room = max(
         *(len(text.token_ids) for text in texts),
-        longest_answer(tokenizer, problems, served[SAFETY], recipe.answers),
-        longest_episode(tokenizer, served[TASK], recipe.answers),
-        min(_longest_choice(tokenizer, served[CHOICE]), recipe.answers.sequence_length + 1),
+        longest_answer(tokenizer, problems, asked_as_served[SAFETY], recipe.answers),
+        longest_episode(tokenizer, asked_as_served[TASK], recipe.answers),
+        min(_longest_choice(tokenizer, asked_as_served[CHOICE]), recipe.answers.sequence_length + 1),
     )
     num_slots = recipe.answers.samples_per_problem
     private = resources.model_copy(update={"port": 0, "context_length": room + CONTEXT_MARGIN})
+    served_type = served_gguf_type(gguf.record.file_names)
     scores: dict[str, list[float]] = {}
     answers: dict[str, list[Item]] = {}
     for gguf_type, file_name in gguf.record.file_names.items():
@@ -110,14 +111,14 @@ def evaluate_gguf(
             scores[gguf_type] = [_score_text(scorer, text) for text in texts]
             engine = ServedEngine(scorer, num_slots, gguf.digest)
             answers[gguf_type] = answer_problems(engine, tokenizer, problems, recipe.answers, gguf.digest, output)
-            if gguf_type == SERVED_GGUF_TYPE:
-                answers[gguf_type] += _answer_as_served(engine, tokenizer, served, recipe.answers, output)
+            if gguf_type == served_type:
+                answers[gguf_type] += _answer_as_served(engine, tokenizer, asked_as_served, recipe.answers, output)
         write_items(output.path(f"items-{gguf_type}.parquet"), answers[gguf_type])
     num_bytes = sum(text.num_bytes for text in texts)
     rows = {gguf_type: _score_rows(texts, values) for gguf_type, values in scores.items()}
     output.path("gguf_scores.json").write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
-    compared = dict.fromkeys(answers, answers[SERVED_GGUF_TYPE])
-    compared[SERVED_GGUF_TYPE] = read_items(evaluation.path("items.parquet"))
+    compared = dict.fromkeys(answers, answers[served_type])
+    compared[served_type] = read_items(evaluation.path("items.parquet"))
     return GgufEvaluation(
         checkpoint_digest=checkpoint.digest,
         bits_per_byte={kind: _finite(-sum(values) / math.log(2) / num_bytes) for kind, values in scores.items()},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from configs.schema import served_gguf_type
 from infra.step import Artifact
 from tasks.report.report_page import paragraph, table
 
@@ -34,8 +35,9 @@ def formats_section(gguf: Artifact[GgufEvaluation] | None, quantized: QuantizedE
 
 def gguf_table(record: GgufEvaluation) -> str:
     """What files for llama.cpp lose."""
-    whole = record.file_bytes["F32"]
-    asked = {figure: name for figure, name in ASKED.items() if figure in record.figures["F32"]}
+    served = served_gguf_type(record.file_bytes)
+    whole = record.file_bytes[served]
+    asked = {figure: name for figure, name in ASKED.items() if figure in record.figures[served]}
     rows = [
         (
             gguf_type,
@@ -46,14 +48,14 @@ def gguf_table(record: GgufEvaluation) -> str:
         )
         for gguf_type, bits in record.bits_per_byte.items()
     ]
-    columns = ("type", "size", "of F32", "bits per byte", *asked.values())
+    columns = ("type", "size", f"of {served}", "bits per byte", *asked.values())
     return table(columns, rows) + paragraph(
         f"Measured by llama.cpp itself on the leading tokens of {record.num_documents} held-out documents "
         f"({record.num_tokens:,} tokens, "
         f"{record.num_bytes:,} bytes): every token is scored given those before it. "
-        + _asked(record.figures["F32"])
-        + "F32, which is served, stands beside the checkpoint in our own engine, the others beside F32. Only F32 is "
-        "asked multiple choice, requests and tasks.",
+        + _asked(record.figures[served])
+        + f"{served}, which is served, stands beside the checkpoint in our own engine, the others beside {served}. "
+        f"Only {served} is asked multiple choice, requests and tasks.",
         "soft",
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from configs.load import load_scale
-from configs.schema import ReleaseRecipe
+from configs.schema import ReleaseRecipe, served_gguf_type
 from flows.stages import without_required_gains
 from infra.home import Home
 from infra.step import Output, Record, step
@@ -663,6 +663,7 @@ def decide_files(store):
             smoke_min_margin=0.01,
             parity_prompts=2,
             max_parity_log_probability=0.001,
+            max_served_log_probability=0.001,
             max_quantization_bits_per_byte=0.02,
             max_4_bit_bits_per_byte=0.5,
             max_contaminated_share=0.01,
@@ -729,7 +730,8 @@ def test_a_quantized_checkpoint_must_choose_the_same_experts_so_often(decide_fil
     assert decision.refusals == (() if accepted else (reason,))
 
 
-def test_quantized_files_without_their_reference_raise(decide_files):
-    with pytest.raises(ValueError, match="F32 must be among them"):
-        decide_files({"Q8_0": 1.0})
+def test_files_are_measured_against_the_widest_which_is_served(decide_files):
+    decision = decide_files({"Q8_0": 1.05, "BF16": 1.0})
+    assert decision.refusals[0].startswith("bits per byte that Q8_0 loses against BF16 0.0500, at most 0.02 allowed")
+    assert served_gguf_type(("F16", "Q8_0", "BF16", "F32")) == "F32"
     assert not decide_files({"F32": None, "Q8_0": 1.0}).accepted

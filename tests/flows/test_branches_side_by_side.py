@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from prefect import flow
 
 from configs.load import load_scale
 from configs.schema import Frozen, JobResources
+from flows.release_model import convert_and_quantize
 from flows.running.branches import Branches
 from flows.running.computation import Computation
 from flows.running.run import Run
@@ -98,6 +100,42 @@ def test_jobs_on_nodes_run_at_the_same_time_and_steps_of_this_machine_one_after_
     in_order = two_steps(run.run, HERE, meet=False, are_side_by_side=False)
     assert [done.name for done in in_order] == ["left", "right"]
     assert [(each.name, each.cached) for each in run.run.log.results[-2:]] == [("left", True), ("right", True)]
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "local"])
+def test_formats_suite_and_reference_of_a_release_are_computed_at_the_same_time_on_nodes(launcher, run, monkeypatch):
+    """By the span of each step: on nodes every branch has begun before one of them ends, here each ends before the next
+    begins."""
+    scale = run.run.scale
+    resources = scale.release.resources.model_copy(update={"launcher": launcher})
+    scale = scale.model_copy(update={"release": scale.release.model_copy(update={"resources": resources})})
+    firsts = ("convert_to_gguf", "generate_reference", "quantize FP8_DYNAMIC", "quantize GPTQ_W4A16", "suite")
+    all_begun = threading.Barrier(len(firsts), timeout=MEETING_SECONDS)
+    spans: list[tuple[str, str]] = []
+
+    def compute(run, step, *, stage="", benchmarks=None, **arguments):
+        name = stage or step.name
+        spans.append(("begins", name))
+        if launcher == "slurm" and name in firsts:
+            all_begun.wait()
+        spans.append(("ends", name))
+        return SimpleNamespace(name=name, record=None, benchmarks=benchmarks)
+
+    for module in ("release_model", "quantize_model"):
+        monkeypatch.setattr(f"flows.{module}.run_step", compute)
+    monkeypatch.setattr("flows.quantize_model.calibration_texts", lambda run, prepared: {})
+    monkeypatch.setattr("flows.release_model.calibration_texts", lambda run, prepared: {})
+    assessed = SimpleNamespace(checkpoint="checkpoint", evaluation="evaluation")
+    prepared = SimpleNamespace(suite="suite")
+    on_nodes = replace(run.run, scale=scale)
+    with Branches(on_nodes, are_side_by_side=launcher == "slurm") as branches:
+        suite = branches.begin("suite", lambda: compute(on_nodes, None, stage="suite"))
+        formats = convert_and_quantize(on_nodes, prepared, assessed, suite)
+    names = [f"{kind} {name}" for kind in ("quantize", "evaluate") for name in formats.quantized]
+    assert {*names, *firsts, "evaluate_gguf"} <= {name for _, name in spans}
+    assert all(model.evaluation.benchmarks is suite.result() for model in formats.quantized.values())
+    opened = [sum((kind == "begins") - (kind == "ends") for kind, _ in spans[:end]) for end in range(len(spans))]
+    assert max(opened) == (len(firsts) if launcher == "slurm" else 1)
 
 
 def test_what_computes_here_is_known_from_its_resources():

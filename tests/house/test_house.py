@@ -239,7 +239,7 @@ def test_every_scale_loads_and_has_the_same_keys():
         ),
         (
             lambda tree: tree["release"]["recipe"].update(gguf_types=["Q8_0"]),
-            r"release.recipe: gguf_types is \['Q8_0'\]: add F32",
+            r"release.recipe: gguf_types is \['Q8_0'\]: add one of F32, BF16, F16, which is served",
         ),
         (
             lambda tree: tree["release"]["recipe"].update(min_routing_agreement={"FP8_EXPERTS": 0.99}),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,10 +48,16 @@ def run_node(tmp_path):
         process.communicate()
 
 
-def test_a_node_without_the_work_directory_says_so_and_the_job_fails_with_the_fix(run_node, tmp_path):
+@pytest.mark.parametrize("is_there", [False, True], ids=["no directory", "one of its own"])
+def test_a_node_without_the_work_directory_says_so_and_the_job_fails_with_the_fix(is_there, run_node, tmp_path):
+    """A directory of its own may hold the same files: a copy of a home that nodes do not share."""
     leader = run_node(0, "sleep", **{START_VARIABLE: "2"})
-    other = run_node(1, "sleep", work_dir=tmp_path / "elsewhere")
-    assert "put GLM46_HOME on a directory that all nodes mount" in other.communicate(timeout=20)[1]
+    if is_there:
+        (tmp_path / "elsewhere").mkdir()
+        shutil.copyfile(tmp_path / KEY / "command.json", tmp_path / "elsewhere" / "command.json")
+    other = run_node(1, "sleep", work_dir=tmp_path / "elsewhere", **{START_VARIABLE: "2"})
+    said = " ".join(other.communicate(timeout=20)[1].split())
+    assert re.search(r"GLM46_HOME (is not )?on a directory that all nodes mount", said), said
     assert (other.returncode, leader.wait(timeout=20)) == (1, 1)
     job = read_job_file(tmp_path / KEY)
     assert (job.exit_code, job.failing_rank) == (1, None)

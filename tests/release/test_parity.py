@@ -87,6 +87,21 @@ def test_a_call_that_drafts_change_is_refused_by_number(given, tmp_path, monkeyp
     assert report.accepted and report.engines["llama.cpp with drafts"].skipped == "the model knows no conversations"
 
 
+def test_a_served_file_of_16_bits_has_a_bound_of_its_own(given, tmp_path):
+    """llama.cpp rounds activations to the type of the file; the others compute in float32 as before."""
+    store = open_store(None, Home(tmp_path / "home"))
+    recipe = RECIPE.model_copy(update={"gguf_types": ("Q8_0", "BF16")})
+    narrow = {"gguf": commit(store, convert_to_gguf, checkpoint=given["checkpoint"], recipe=recipe)}
+    refused = checked(given, tmp_path, **narrow)
+    assert {each.removeprefix("parity: ").split()[0] for each in refused.refusals} == {"llama.cpp"}
+    served = refused.engines["llama.cpp"].max_log_probability_difference
+    assert refused.engines["transformers"].max_log_probability_difference < 1e-4 < 1e-3 < served
+    wider = PARITY.model_copy(update={"max_served_log_probability": 2 * served})
+    (tmp_path / "wider").mkdir()
+    accepted = checked(given, tmp_path / "wider", recipe=wider, **narrow)
+    assert [reason for reason in accepted.refusals if "log-probability" in reason] == []
+
+
 def test_vllm_is_asked_where_its_program_is_on_path(given, vllm_on_path, tmp_path):
     optional = optional_engines()
     assert optional == OptionalEngines(vllm=VLLM_VERSION)
@@ -120,11 +135,12 @@ def test_another_token_and_another_log_probability_are_refused_by_prompt_and_pos
     answers[2] = answers[2].model_copy(update={"log_probabilities": tuple(values)})
     report = checked(given, tmp_path, reference=with_answers(answers, tmp_path))
     assert not report.accepted and len(report.refusals) == 4, report.refusals
-    for name, refusals in (("transformers", report.refusals[:2]), ("llama.cpp", report.refusals[2:])):
+    named = (("transformers", "parity", report.refusals[:2]), ("llama.cpp", "served", report.refusals[2:]))
+    for name, bound, refusals in named:
         at = f"parity: {name} at prompt {answers[1].prompt!r}, position 3"
         assert refusals[0] == f"{at}: would not choose our token {ids[3]}"
         assert refusals[1].startswith(f"parity: {name} at prompt {answers[2].prompt!r}, position 2: log-probability")
-        assert refusals[1].endswith("release.recipe.max_parity_log_probability allows 0.001")
+        assert refusals[1].endswith(f"release.recipe.max_{bound}_log_probability allows 0.001")
         assert report.engines[name].max_log_probability_difference == pytest.approx(0.01, abs=1e-4)
 
 

@@ -61,6 +61,7 @@ RECIPE = ReleaseRecipe(
     parity_prompts=2,
     parity_calls=2,
     max_parity_log_probability=0.001,
+    max_served_log_probability=0.001,
     max_quantization_bits_per_byte=0.05,
     max_4_bit_bits_per_byte=0.5,
     max_contaminated_share=0.01,

@@ -13,7 +13,7 @@ from flows.cli.serving.serve_model import find_version, served_directory, served
 from infra.home import Home
 from infra.registry.model_registry import CHAT_TAG, RegisteredVersion, find_registry, model_name, resolve_alias
 from infra.serving.model_client import key_of
-from infra.serving.model_server import LOOPBACK, SERVED_TYPE
+from infra.serving.model_server import LOOPBACK
 from infra.serving.vllm_program import CPU_BUILD, VLLM, vllm_version
 from infra.storage.open_store import open_store
 from infra.storage.store import Store
@@ -89,7 +89,7 @@ class Asked:
             path = served_directory(self.store, version, self.format)
             model = replace(model_of_directory(name, path), is_chat_trained=version.tag(CHAT_TAG) == "true")
         else:
-            path = served_path(self.store, version, self.scale, self.format or SERVED_TYPE)
+            path = served_path(self.store, version, self.scale, self.format or "")
             model = model_of_gguf(name, path)
         return PlacedModel(self._plan(model), path)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel
 
 from configs.load import load_scale
-from configs.schema import SERVED_GGUF_TYPE
+from configs.schema import served_gguf_type
 from flows.cli.serving.format_speeds import FormatSpeed, measure_speeds, unread_checkpoint
 from infra.home import Home
 from infra.registry.model_registry import FIGURES_TAG, GGUF_TAG, model_name, open_registry
@@ -137,16 +137,17 @@ def compare_formats(target: str, home: Home, scale: str, store_address: str | No
 
 def _gguf_formats(evaluation: Artifact[GgufEvaluation]) -> list[FormatFigures]:
     record, scores = evaluation.record, evaluation.path("gguf_scores.json")
+    served = served_gguf_type(record.file_bytes)
     return [
         FormatFigures(
             name=name,
             computed_by="llama.cpp",
             num_bytes=record.file_bytes[name],
-            num_original_bytes=record.file_bytes[SERVED_GGUF_TYPE],
+            num_original_bytes=record.file_bytes[served],
             bits_per_byte_change=None
-            if name == SERVED_GGUF_TYPE
-            else _change(record.bits_per_byte[name], record.bits_per_byte[SERVED_GGUF_TYPE]),
-            bits_per_byte_interval=None if name == SERVED_GGUF_TYPE else gguf_loss(scores, name, SERVED_GGUF_TYPE),
+            if name == served
+            else _change(record.bits_per_byte[name], record.bits_per_byte[served]),
+            bits_per_byte_interval=None if name == served else gguf_loss(scores, name, served),
             figures=figures,
             routing_agreement=None,
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel
 
-from configs.schema import SERVED_GGUF_TYPE, ServingResources
+from configs.schema import ServingResources, served_gguf_type
 from flows.cli.serving.evaluate_target import NUM_THREADS, STARTUP_TIMEOUT_SECONDS
 from infra.home import Home
 from infra.serving.model_client import ModelClient
@@ -40,7 +40,7 @@ class FormatSpeed(BaseModel):
     tokens_per_second: float
     """Median over the rounds."""
     ratio: float
-    """Median over the rounds of the speed over that of the F32 file in the same round; 1 for that file."""
+    """Median over the rounds of the speed over that of the served file in the same round; 1 for that file."""
     ratio_range: tuple[float, float]
     """Of the middle half of the rounds: a round is short, and other work on the machine can hit one side of it."""
 
@@ -48,9 +48,10 @@ class FormatSpeed(BaseModel):
 def measure_speeds(files: Mapping[str, Path], home: Home) -> dict[str, FormatSpeed | str]:
     """By type, or in words why it was not measured. Raises RuntimeError where a server does not start."""
     speeds: dict[str, FormatSpeed | str] = {}
-    base, base_rounds = files[SERVED_GGUF_TYPE], []
+    served = served_gguf_type(files)
+    base, base_rounds = files[served], []
     for name, path in files.items():
-        if name == SERVED_GGUF_TYPE:
+        if name == served:
             continue
         if refusal := _too_large(base, path):
             speeds[name] = refusal
@@ -62,10 +63,10 @@ def measure_speeds(files: Mapping[str, Path], home: Home) -> dict[str, FormatSpe
             tokens_per_second=statistics.median(after for _, after in rounds), ratio=ratio, ratio_range=(lower, upper)
         )
     if not base_rounds:
-        speeds[SERVED_GGUF_TYPE] = next(iter(speeds.values()), "there is no other file to measure it beside")
+        speeds[served] = next(iter(speeds.values()), "there is no other file to measure it beside")
     else:
         speed = statistics.median(base_rounds)
-        speeds[SERVED_GGUF_TYPE] = FormatSpeed(tokens_per_second=speed, ratio=1.0, ratio_range=(1.0, 1.0))
+        speeds[served] = FormatSpeed(tokens_per_second=speed, ratio=1.0, ratio_range=(1.0, 1.0))
     return speeds
 
 

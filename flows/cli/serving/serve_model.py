@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.schema import ReleaseRecipe, Scale
+from configs.schema import ReleaseRecipe, Scale, served_gguf_type
 from flows.running.computation import Computation
 from infra.home import Home
 from infra.registry.model_registry import (
@@ -22,7 +22,7 @@ from infra.registry.model_registry import (
     open_registry,
     resolve_alias,
 )
-from infra.serving.model_server import OWN_USE, SERVED_TYPE, Access, ModelServer, running_model_server
+from infra.serving.model_server import OWN_USE, Access, ModelServer, running_model_server
 from infra.step import Artifact, Progress
 from infra.storage.store import Store
 from tasks.release.convert_to_gguf import GgufFiles, convert_to_gguf
@@ -73,9 +73,11 @@ def served_model(
         )
 
 
-def served_path(store: Store, version: RegisteredVersion, scale: Scale, gguf_type: str = SERVED_TYPE) -> Path:
-    """The file that is served, verified. Raises ValueError for a type that the version does not have."""
+def served_path(store: Store, version: RegisteredVersion, scale: Scale, gguf_type: str = "") -> Path:
+    """The file of a type, verified; by default the one that is served. Raises ValueError for a type that the version
+    does not have."""
     gguf = _gguf_files(store, version, scale.release.recipe)
+    gguf_type = gguf_type or served_gguf_type(gguf.record.file_names)
     if gguf_type not in gguf.record.file_names:
         raise ValueError(_lacking(version, gguf_type, "llamacpp", gguf.record.file_names))
     return gguf.path(gguf.record.file_names[gguf_type])
@@ -110,7 +112,7 @@ def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe)
     def report(part: str, progress: Progress) -> None:
         print(f"converting version {version.version} to GGUF: {progress.message}", file=sys.stderr)
 
-    served = recipe.model_copy(update={"gguf_types": (SERVED_TYPE,)})
+    served = recipe.model_copy(update={"gguf_types": (served_gguf_type(recipe.gguf_types),)})
     gguf, _ = Computation(convert_to_gguf, {"checkpoint": checkpoint}, served).find_or_run(store, report, print)
     return gguf
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -17,14 +18,13 @@ from torch import Tensor
 from configs.schema import AdapterRecipe
 from model.architecture.adapters import ATTENTION_MATRICES, LORA_A, LORA_B, MAGNITUDE, MLP_MATRICES, merged_weight
 from model.formats.adapter_files import ADAPTER_CONFIG, ADAPTER_FILE
-from model.formats.hf_checkpoint import open_safetensors
 from tasks.training.state.saved_state import SavedTensors
 from tasks.training.state.tensor_sources import StateFiles, TensorSource
 
 WEIGHTS_KEY, KIND_KEY = "glm46.weights_sha256", "glm46.kind"
 """In the metadata of the file of tensors, as PEFT's configuration has no field for them: which weights the adapter was
 trained on, and its kind."""
-_PEFT_PREFIX = "base_model.model."
+PEFT_PREFIX = "base_model.model."
 _PARAMETERS = {
     "dense_mlp": tuple(f"mlp.{name}.weight" for name in MLP_MATRICES),
     "shared_experts": tuple(f"shared_experts.{name}.weight" for name in MLP_MATRICES),
@@ -36,15 +36,19 @@ _FUSED = r".*\.gate_up_proj"
 """transformers fuses two matrices of an expert: PEFT makes one adapter of twice the rank of their two."""
 
 
+class AdapterTensors(Protocol):
+    """The tensors of an adapter, under checkpoint names."""
+
+    def names(self) -> set[str]: ...
+
+    def tensor(self, name: str) -> Tensor: ...
+
+
 class MergedTensors:
     """The frozen weights with the adapter merged in, each computed when it is asked for."""
 
     def __init__(
-        self,
-        weights: TensorSource,
-        shapes: Mapping[str, torch.Size],
-        adapter: SavedTensors | StateFiles | WrittenAdapter,
-        scaling: float,
+        self, weights: TensorSource, shapes: Mapping[str, torch.Size], adapter: AdapterTensors, scaling: float
     ) -> None:
         self.weights, self.shapes, self.adapter, self.scaling = weights, shapes, adapter, scaling
 
@@ -71,36 +75,12 @@ class MergedTensors:
         )
 
 
-class WrittenAdapter:
-    """An adapter that `write_adapter` wrote. Raises ValueError for a directory that holds none."""
-
-    def __init__(self, adapter_dir: Path) -> None:
-        self.path = adapter_dir / ADAPTER_FILE
-        with open_safetensors(self.path) as file:
-            metadata, self._stored = file.metadata() or {}, set(file.keys())
-        if WEIGHTS_KEY not in metadata:
-            raise ValueError(
-                f"{self.path} does not say on which weights it was trained: merge an adapter that glm46 did not write "
-                f"with PEFT (merge_and_unload)"
-            )
-        self.weights_digest, self.kind = metadata[WEIGHTS_KEY], metadata[KIND_KEY]
-        config = json.loads((adapter_dir / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        self.scaling: float = config["lora_alpha"] / config["r"]
-
-    def names(self) -> set[str]:
-        return {name.removeprefix(_PEFT_PREFIX) for name in self._stored}
-
-    def tensor(self, name: str) -> Tensor:
-        with open_safetensors(self.path) as file:
-            return file.get_tensor(_PEFT_PREFIX + name)
-
-
 def write_adapter(
     adapter: SavedTensors | StateFiles, recipe: AdapterRecipe, weights_digest: str, adapter_dir: Path
 ) -> None:
     """Equal input, equal bytes. `weights_digest` is that of the frozen weights, by weights_sha256."""
     adapter_dir.mkdir(parents=True)
-    tensors = {_PEFT_PREFIX + name: adapter.tensor(name) for name in sorted(adapter.names())}
+    tensors = {PEFT_PREFIX + name: adapter.tensor(name) for name in sorted(adapter.names())}
     metadata = {"format": "pt", WEIGHTS_KEY: weights_digest, KIND_KEY: recipe.kind}
     save_file(tensors, adapter_dir / ADAPTER_FILE, metadata=metadata)
     (adapter_dir / ADAPTER_CONFIG).write_text(json.dumps(peft_config(recipe), indent=2) + "\n")

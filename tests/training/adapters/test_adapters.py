@@ -15,8 +15,7 @@ from model.architecture.adapters import add_adapters
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
 from tasks.release.checkpoint_source import open_source
-from tasks.release.convert_checkpoint import convert_checkpoint
-from tasks.release.merge_adapter import merge_adapter
+from tasks.release.convert_checkpoint import convert_checkpoint, merge_adapter
 from tasks.training.import_checkpoint import refuse_foreign_checkpoint
 from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
 from tasks.training.parallel.partitions import frozen_pieces_of
