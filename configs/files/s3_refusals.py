@@ -21,8 +21,9 @@ class StoreRefusedError(ValueError):
 
 
 def explain_refusals(client: Any) -> None:
-    """Make the refusals of a client's requests StoreRefusedError."""
-    from botocore.exceptions import ClientError
+    """Make the refusals of a client's requests StoreRefusedError, and let what is raised after the last try at a server
+    that does not answer say what to do."""
+    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
 
     def keep_bucket(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
         context["glm46_bucket"] = params.get("Bucket", "")
@@ -37,6 +38,15 @@ def explain_refusals(client: Any) -> None:
                 return
         refuse_explained(f"s3://{bucket}", client.meta.region_name, parsed)
 
+    def explain_silence(exception: Exception, context: dict[str, Any], **_: object) -> None:
+        """The error keeps its type: a caller knows by it that the request may have been done."""
+        if isinstance(exception, ConnectionError | HTTPClientError):
+            exception.args = (
+                f"s3://{context.get('glm46_bucket', '')}: the server {client.meta.endpoint_url} does not answer host "
+                f"{socket.gethostname()} ({exception}); {NOTHING_LOST}: start it, or correct AWS_ENDPOINT_URL_S3",
+            )
+
+    client.meta.events.register("after-call-error.s3", explain_silence)
     client.meta.events.register("provide-client-params.s3", keep_bucket)
     client.meta.events.register("after-call.s3", explain)
 

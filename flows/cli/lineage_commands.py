@@ -36,14 +36,14 @@ def lineage_model(
 
 @lineage_app.command("document")
 def lineage_document(
-    identity: Annotated[str, typer.Argument(metavar="ID", help="16 hex digits")],
+    asked: Annotated[str, typer.Argument(metavar="ID|URL", help="16 hex digits, or the address of a page")],
     store: STORE = None,
     as_json: JSON = False,
 ) -> None:
     """Show which steps dropped the document, which phases were trained on it, and which models came from those
-    phases."""
+    phases; of a URL each document that was cut from its page."""
     with usage_errors():
         from flows.cli.evidence.trace_lineage import lineage_of_document
 
-        lineage = lineage_of_document(identity, store)
-    print(lineage.model_dump_json() if as_json else lineage.describe())
+        lineages = lineage_of_document(asked, store)
+    print("\n".join(lineage.model_dump_json() if as_json else lineage.describe() for lineage in lineages))

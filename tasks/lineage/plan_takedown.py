@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -17,10 +17,8 @@ from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
 from tasks.data.filtering.blocked_documents import BLOCKED, DOCUMENT_ID
 from tasks.lineage.provenance import released_artifacts
+from tasks.lineage.stored_rows import find_rows
 from tasks.lineage.trace_document import Descendant, DocumentLineage, TrainedOn, trace_document
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MAX_SHOWN = 8
 TEXT_FILES = "documents/"
@@ -104,10 +102,8 @@ def plan_takedown(graph: ManifestGraph, versions: list[NamedVersion], asked: str
 
 def _pieces(graph: ManifestGraph, versions: list[NamedVersion], asked: str) -> tuple[str, ...]:
     """Ids of the documents at a URL, or of all pieces of a document's record."""
-    import pyarrow.dataset as dataset
-
     if not DOCUMENT_ID.fullmatch(asked):
-        return _ids(graph, dataset.field("url") == asked)
+        return documents_at(graph, asked)
     places = trace_document(graph, versions, asked).places
     wrong = [place for place in places if place.kind not in ("record", "document")]
     if wrong:
@@ -115,27 +111,23 @@ def _pieces(graph: ManifestGraph, versions: list[NamedVersion], asked: str) -> t
             f"{asked} is a {wrong[0].kind} of {wrong[0].source}, and the block list holds documents: take the record "
             f"out of its source and run again"
         )
-    found = {identity for p in places for identity in _ids(graph, _at(p.source, p.offset))}
-    return tuple(sorted(found))
+    at = ({"source": [place.source], "offset": [place.offset]} for place in places)
+    return tuple(sorted({identity for wanted in at for identity in _ids(graph, wanted)}))
 
 
-def _at(source: str, offset: int):
-    import pyarrow.dataset as dataset
-
-    return (dataset.field("source") == source) & (dataset.field("offset") == offset)
-
-
-def _ids(graph: ManifestGraph, condition) -> tuple[str, ...]:
-    """Ids of the final pieces that fulfil a condition."""
-    rows = (_rows(graph, made, condition)["id"].to_pylist() for made in graph.made_by(*DOCUMENT_STEPS))
-    return tuple(sorted({identity for ids in rows for identity in ids}))
+def documents_at(graph: ManifestGraph, url: str) -> tuple[str, ...]:
+    """Ids of the documents of a page."""
+    return _ids(graph, {"url": [url]})
 
 
-def _rows(graph: ManifestGraph, made: Manifest, condition) -> pa.Table:
-    import pyarrow.dataset as dataset
+def _ids(graph: ManifestGraph, wanted: dict[str, Iterable[Any]]) -> tuple[str, ...]:
+    """Ids of the final pieces that have the wanted values."""
+    rows = (row for made in graph.made_by(*DOCUMENT_STEPS) for row in _rows(graph, made, wanted))
+    return tuple(sorted({row["id"] for row in rows}))
 
-    names = sorted(name for name in made.content if name.startswith(TEXT_FILES))
-    return dataset.dataset([str(graph.open(made).path(name)) for name in names]).to_table(["id"], filter=condition)
+
+def _rows(graph: ManifestGraph, made: Manifest, wanted: dict[str, Iterable[Any]]) -> list[dict[str, Any]]:
+    return find_rows(graph, made, (f"{TEXT_FILES}*",), wanted, ("id",))
 
 
 def _copies(lineages: Iterable[DocumentLineage], ids: tuple[str, ...]) -> tuple[str, ...]:
@@ -144,16 +136,13 @@ def _copies(lineages: Iterable[DocumentLineage], ids: tuple[str, ...]) -> tuple[
 
 
 def _holders(graph: ManifestGraph, ids: tuple[str, ...]) -> list[Manifest]:
-    import pyarrow.dataset as dataset
-
     makers = {
         digest: made
         for digest, made in graph.by_digest.items()
         if any(name.startswith(TEXT_FILES) for name in made.content)
     }
-    is_meant = dataset.field("id").isin(ids)
     in_order = (made for made in graph.ancestors(*makers.values()) if made.digest in makers)
-    return [made for made in in_order if _rows(graph, made, is_meant).num_rows]
+    return [made for made in in_order if _rows(graph, made, {"id": ids})]
 
 
 def _reruns(graph: ManifestGraph, versions: list[NamedVersion], models: tuple[Descendant, ...]) -> Iterable[Rerun]:

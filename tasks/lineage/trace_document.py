@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -12,8 +12,15 @@ from infra.registry.registered_versions import NamedVersion
 from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
 from tasks.data.problems.environment_tasks import HELD_OUT_TASK_SOURCE, TASK_SOURCE
-from tasks.data.problems.synthesize_problems import CHAT_SOURCE, EVALUATION_SOURCE, HELD_OUT_SOURCE, PROMPT_SOURCE
+from tasks.data.problems.synthesize_problems import (
+    CHAT_SOURCE,
+    EVALUATION_SOURCE,
+    HELD_OUT_SOURCE,
+    PROMPT_SOURCE,
+    SAFETY_SOURCE,
+)
 from tasks.data.records.documents import document_id
+from tasks.lineage.stored_rows import find_rows
 from tasks.lineage.trained_phases import (
     PROMPTS_FILE,
     TRAIN_STEP,
@@ -22,9 +29,6 @@ from tasks.lineage.trained_phases import (
     phase_of,
     tokens_of_sequence,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SHARD_STEPS = ("shard_documents", "shard_chats")
 FILES_FILE = "files.parquet"
@@ -47,6 +51,9 @@ FIRST_SEEN = {
     "concatenate_repositories": {"documents/*": "repository"},
 }
 """Steps in which an id appears first: the files of each, and what their rows are."""
+
+COLUMNS = ("id", "source", "offset", "piece", "reason", "kept_id", "shard", "sequence", "split", "repository_id")
+"""What is read of a row."""
 
 
 class Position(BaseModel):
@@ -195,9 +202,10 @@ def _problem_position(manifest: Manifest, identity: str) -> tuple[str, int]:
         CHAT_SOURCE: "num_chats",
         HELD_OUT_SOURCE: "num_held_out_problems",
         HELD_OUT_TASK_SOURCE: "num_held_out_tasks",
+        SAFETY_SOURCE: "num_safety_requests",
     }
     for source, name in counts.items():
-        for number in range(manifest.record[name]):
+        for number in range(manifest.record.get(name, 0)):
             if document_id(source, number, 0) == identity:
                 return source, number
     raise ValueError(f"step {manifest.step} ({manifest.key[:12]}) holds problem {identity}, but no number has this id")
@@ -236,15 +244,10 @@ def _members(graph: ManifestGraph, shards: Manifest, identity: str) -> Iterator[
 
 
 def _parts(graph: ManifestGraph, identity: str) -> list[str]:
-    import pyarrow.dataset as dataset
-
     for manifest in graph.made_by("concatenate_repositories"):
-        table = dataset.dataset(str(graph.open(manifest).path(FILES_FILE)))
-        files = table.to_table(columns=["id", "number"], filter=dataset.field("repository_id") == identity).sort_by(
-            "number"
-        )
-        if files.num_rows:
-            return files["id"].to_pylist()
+        rows = find_rows(graph, manifest, (FILES_FILE,), {"repository_id": [identity]}, ("id", "number"))
+        if rows:
+            return [row["id"] for row in sorted(rows, key=lambda row: row["number"])]
     return []
 
 
@@ -281,31 +284,5 @@ def _descendants(graph: ManifestGraph, versions: list[NamedVersion], digests: se
 
 
 def _find(graph: ManifestGraph, manifest: Manifest, patterns: tuple[str, ...], identity: str) -> list[dict[str, Any]]:
-    """Rows with an id in an artifact's Parquet files that match a pattern; their row groups are sorted by id, so few
-    are read."""
-    from fnmatch import fnmatchcase
-
-    import pyarrow.dataset as dataset
-
-    names = [name for name in manifest.content if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    if not names:
-        return []
-    data = dataset.dataset([str(graph.open(manifest).path(name)) for name in sorted(names)])
-    wanted = [
-        name
-        for name in (
-            "id",
-            "source",
-            "offset",
-            "piece",
-            "reason",
-            "kept_id",
-            "shard",
-            "sequence",
-            "split",
-            "repository_id",
-        )
-        if name in data.schema.names
-    ]
-    table: pa.Table = data.to_table(columns=wanted, filter=dataset.field("id") == identity)
-    return table.to_pylist()
+    """Rows with an id in an artifact's Parquet files that match a pattern."""
+    return find_rows(graph, manifest, patterns, {"id": [identity]}, COLUMNS)

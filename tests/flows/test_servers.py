@@ -8,7 +8,10 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
+from queue import Queue
 from unittest.mock import patch
 
 import pytest
@@ -16,9 +19,9 @@ import pytest
 from flows.cli.deployment import bring_down, bring_up
 from infra.child_process import free_port
 from infra.servers import server_answers
-from infra.servers.recorded_servers import ServerUrls, lasting_mlflow, log_path, read_recorded, record
+from infra.servers.recorded_servers import ServerUrls, forget, lasting_mlflow, log_path, read_recorded, record
 from infra.servers.server_password import SERVER_HOME
-from infra.servers.servers import Server, running_servers, wait_until_healthy
+from infra.servers.servers import Server, exclusive, running_servers, wait_until_healthy
 
 ANSWERS_ALL = """
 import sys
@@ -76,6 +79,23 @@ def test_a_server_that_answers_late_is_waited_for_and_nothing_is_ended(server, c
         f"the {server} server of {home.root} lives, but has not answered for 0.5 s; waiting" in capfd.readouterr().out
     )
     assert not awake.is_alive() and [process.poll() for process in recorded.values()] == [None] * 3
+
+
+def test_a_command_waits_for_the_run_that_has_the_servers_and_then_uses_what_it_finds(recorded, home):
+    urls, said = read_recorded(home), Queue()
+    forget(home)
+    with ThreadPoolExecutor(1) as waiting, ExitStack() as held:
+        held.enter_context(exclusive(home, pytest.fail))
+
+        def use() -> ServerUrls:
+            with running_servers(home, said.put) as used:
+                return used
+
+        second = waiting.submit(use)
+        assert said.get(timeout=20) == f"another run has the servers of {home.root}; waiting for it to end"
+        record(home, urls)
+        held.close()
+        assert second.result(timeout=20) == urls and said.empty()
 
 
 def test_a_server_that_never_answers_ends_the_command_and_not_the_server(recorded, home, monkeypatch):

@@ -52,6 +52,7 @@ TOYS: dict[str, Toy] = {
     "training.row_reading": ("--shards 6 --shard-tokens 20000 --rows 1 --steps 2 --step-seconds 0.01 --wait-ms 1", {}),
     "training.train_step": ("--rounds 1 --steps 1", {"BATCH": 1, "LENGTH": 64, "RECIPE": SMALL}),
     "data.corpus_cost": ("--terabytes 1", {}),
+    "data.lineage": ("--documents 300", {"NUM_QUERIES": 1}),
     "data.store_objects": ("--bucket 20 --directory 20 --peer-objects 5", {}),
     "data.train_tokenizer": ("--input INPUT --tokens 300", {}),
 }
@@ -82,6 +83,7 @@ LONG_TOYS: dict[str, Toy] = {
 }
 OTHER_RECORDS = {
     "data.corpus_cost": {"ours", "table", "unit", "hours", "dollars"},
+    "data.lineage": {"ours", "unit", "seconds_by_url", "num_documents", "versions"},
     "data.personal_data": {"labelled", "unit"},
     "data.stages": {"ours", "table", "unit", "versions"},
     "goodput": {"ours", "unit", "undisturbed", "interruptions", "versions"},

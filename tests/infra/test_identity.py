@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
-import psutil
 import pytest
 
 from flows.running.computation import Computation
@@ -15,6 +16,7 @@ from infra.step import Output, Record, Step
 from infra.storage.local_store import LocalStore
 from infra.storage.manifest_store import step_key
 from infra.storage.rerun_reason import explain_and_remember
+from tests.conftest import ROOT
 
 
 def _read_again():
@@ -120,13 +122,18 @@ def test_a_comment_that_is_added_in_mid_run_ends_nothing_and_a_removed_file_does
     assert code_digest.code_digest(("tasks.consumer",)) == before
 
 
-def test_a_file_that_is_written_while_a_run_starts_is_refused(project, monkeypatch):
-    root, _ = project
-    with pytest.raises(CodeChangedError, match=rf"{root}/.*\.py was written while this run started: run again"):
-        code_digest.read_code()
-    began = time.time() + 1
-    monkeypatch.setattr(psutil.Process, "create_time", lambda process: began)
-    code_digest.read_code()
+def test_a_file_that_is_written_while_a_run_starts_is_refused_and_one_written_before_is_not(tmp_path):
+    program = "import sys, pathlib; from infra.source_files import read_sources; sys.stdin.readline(); "
+    command = [sys.executable, "-c", program + "read_sources([pathlib.Path(sys.argv[1])])", str(tmp_path)]
+    for is_late in (False, True):
+        (tmp_path / "code.py").write_text("x = 1\n")
+        run = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if is_late:
+            time.sleep(0.1)
+            (tmp_path / "code.py").write_text("x = 2\n")
+        said = run.communicate("go\n", timeout=60)[1]
+        assert (f"{tmp_path}/code.py was written while this run started: run again" in said) == is_late, said
+        assert run.returncode == is_late
 
 
 def test_the_reason_of_a_rerun_names_what_changed(home):

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import boto3
 import pytest
+from botocore.exceptions import BotoCoreError
 
 from configs.files.s3_refusals import StoreRefusedError
+from infra.storage import s3_store
 from infra.storage.open_store import open_store
 from infra.storage.s3_store import S3Store
 from tests.support.cluster.strict_s3 import REGION, strict_server
@@ -56,15 +58,23 @@ def refusing(home, s3_server, monkeypatch):
         yield S3Store(f"s3://glm46/refused-{home.root.parent.name}", home), plan
 
 
+@pytest.fixture
+def few_tries(monkeypatch):
+    """Of a request: eight take ten seconds."""
+    monkeypatch.setattr(s3_store, "MAX_ATTEMPTS", 1)
+
+
+@pytest.mark.usefixtures("few_tries")
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
+        ("reset", r"s3://glm46: the server \S+ does not answer host \S+ \(.*\); what is committed stays.*: start it"),
         ("ExpiredToken", r"the credential has expired \(ExpiredToken\); what is committed stays.*AWS_SESSION_TOKEN"),
         ("RequestTimeTooSkewed", r"clock differs too much from the server's.*what is committed stays.*NTP"),
         ("PermanentRedirect", r"in region eu-west-1, AWS_DEFAULT_REGION is us-east-1"),
     ],
 )
-def test_a_refusal_in_mid_run_loses_nothing(code, sentence, refusing):
+def test_a_refusal_or_a_dead_server_in_mid_run_loses_nothing(code, sentence, refusing):
     store, plan = refusing
     numbers = ensure(store, write_numbers)
 
@@ -74,7 +84,7 @@ def test_a_refusal_in_mid_run_loses_nothing(code, sentence, refusing):
 
     broken = type(sum_numbers)(sum_while_refused, ("total.txt",), (), (), (), ())
     sum_while_refused.__name__ = "sum_numbers"
-    with pytest.raises(StoreRefusedError, match=sentence):
+    with pytest.raises((StoreRefusedError, BotoCoreError), match=sentence):
         ensure(store, broken, numbers=numbers)
     plan.clear()
     computed: list[str] = []

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
 from flows.cli.command import app
 from flows.cli.evidence import forget_document
+from flows.cli.evidence.trace_lineage import lineage_of_document
+from flows.cli.lineage_commands import lineage_document
 from flows.show.outcome import RunOutcome
 from infra.home import open_home
 from infra.registry.model_registry import DIGEST_TAG, find_version
@@ -54,6 +58,17 @@ def test_a_take_down_names_pieces_steps_versions_and_what_a_rebuild_costs(releas
     seconds = [release.artifacts[name].manifest.seconds for name in rerun]
     assert [each.seconds for each in found.reruns] == seconds
     assert f"a rebuild runs 5 steps, which took {sum(seconds):,.1f} s" in found.describe()
+
+
+def test_the_documents_of_a_url_are_traced_like_those_of_their_ids(release, capsys):
+    by_url = lineage_of_document("https://one.example/a", None)
+    assert {each.id for each in by_url} == {ONE, ONE_MORE} and all(each.models for each in by_url)
+    assert by_url == [lineage_of_document(each.id, None)[0] for each in by_url]
+    lineage_document("https://copy.example/b", as_json=True)
+    (copy,) = capsys.readouterr().out.splitlines()
+    assert json.loads(copy)["dropped"][0]["kept_id"] == TWO
+    with pytest.raises(ValueError, match=r"holds no document from https://none\.example/: give the URL as the source"):
+        lineage_of_document("https://none.example/", None)
 
 
 def test_a_dropped_copy_was_not_trained_on_and_names_the_text_that_stays(release):

@@ -466,6 +466,9 @@ def test_a_held_out_document_and_an_evaluated_problem_are_trained_by_no_phase(da
     problem = rows(data["problems"], "problems.parquet")[0]
     lineage = trace_document(graph, [], problem["id"])
     assert [position.kind for position in lineage.places] == ["evaluated problem"] and lineage.trained == ()
+    request = rows(data["problems"], "safety.parquet")[0]
+    lineage = trace_document(graph, [], request["id"])
+    assert [position.kind for position in lineage.places] == ["held-out request"] and lineage.trained == ()
 
 
 def test_what_is_not_known_is_one_sentence_with_the_names_there_are(home, graph, tmp_path):
@@ -550,12 +553,12 @@ def test_the_commands_answer_without_a_server(home, champion, trained):
 def test_a_document_leads_to_the_same_models_on_postgres(home, champion, trained, tmp_path_factory, monkeypatch):
     identity, store = champion[1][0]["id"], str(home.root / "store")
     monkeypatch.setenv("GLM46_HOME", str(home.root))
-    on_sqlite = lineage_of_document(identity, store)
+    (on_sqlite,) = lineage_of_document(identity, store)
     empty = tmp_path_factory.mktemp("empty")
     monkeypatch.setenv("GLM46_HOME", str(empty))
-    assert not [model for model in lineage_of_document(identity, store).models if model.model]
+    assert not [model for model in lineage_of_document(identity, store)[0].models if model.model]
     with postgres(tmp_path_factory.mktemp("postgres"), "mlflow") as (url,):
         monkeypatch.setenv(MLFLOW_DATABASE, url)
         register(Home(empty), trained)
-        assert lineage_of_document(identity, store) == on_sqlite
+        assert lineage_of_document(identity, store) == [on_sqlite]
     assert [model.version for model in on_sqlite.models if model.model] and not list(empty.rglob("*.db"))

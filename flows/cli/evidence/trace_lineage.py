@@ -29,12 +29,21 @@ def lineage_of_model(name: str, scale: str, store: str | None, records_path: Pat
     return trace_model(read_manifest_graph(open_store(store, home)), version, records_path)
 
 
-def lineage_of_document(identity: str, store: str | None) -> DocumentLineage:
-    """The lineage of a document id. Raises ValueError for one that the store does not know."""
+def lineage_of_document(asked: str, store: str | None) -> list[DocumentLineage]:
+    """The lineage of a document id, or of every document of a URL. Raises ValueError for one that the store does not
+    know."""
     from tasks.lineage.trace_document import trace_document
 
     home = open_home()
-    return trace_document(read_manifest_graph(open_store(store, home)), registered_versions(home), identity)
+    graph, identities = read_manifest_graph(open_store(store, home)), (asked,)
+    if "://" in asked:
+        from tasks.lineage.plan_takedown import documents_at
+
+        identities = documents_at(graph, asked)
+    if not identities:
+        raise ValueError(f"store {graph.store.uri} holds no document from {asked}: give the URL as the source has it")
+    versions = registered_versions(home)
+    return [trace_document(graph, versions, identity) for identity in identities]
 
 
 def registered_versions(home: Home) -> list[NamedVersion]:
