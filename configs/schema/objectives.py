@@ -113,6 +113,18 @@ class ImportanceRecipe(Frozen):
     """Upper bound (slime and verl: 2.0)."""
 
 
+class MismatchRecipe(Frozen):
+    """How far the weights that sampled a step's answers may be from those that train on them. A step beyond a bound is
+    not taken and ends the phase: importance weights correct rounding, not another model."""
+
+    max_kl: float = Field(gt=0)
+    """Ceiling on rollout_kl, nats per token. In float32 it is rounding (tiny: 5e-12). In benchmarks.training.collapse
+    answers of weights that were 4 steps old had 0.14 to 0.43, and training broke without a correction."""
+    max_route_difference: float = Field(gt=0, le=1)
+    """Ceiling on route_difference, the share of the experts chosen in sampling that training does not choose. In
+    float32 it is 0; bfloat16 may choose otherwise wherever scores are near each other. 1: no ceiling."""
+
+
 class PolicyObjective(Frozen):
     """Policy gradient on sampled answers: what grpo, gspo and ppo share.
 
@@ -135,6 +147,7 @@ class PolicyObjective(Frozen):
     """Bound on the ratio of tokens with a negative advantage, above which they have no gradient (arXiv 1912.09729: 3):
     the lower clip alone lets a ratio of any size weigh. Acts from the second update on, as the clips do."""
     importance: ImportanceRecipe
+    mismatch: MismatchRecipe
     routes: Literal["ignore", "compare", "replay"]
     """What is done with the experts that sampling chose. compare: the metric route_difference counts those that
     training does not choose. replay: training computes with them too (rollout routing replay, arXiv 2510.11370).
