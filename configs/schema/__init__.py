@@ -15,7 +15,7 @@ from configs.schema.chats import (
     PreferenceCollectionRecipe,
     PreferenceRecipe,
 )
-from configs.schema.courses import PHASE_TEMPLATES, CourseRecipe, CourseSection, PhaseName, Waypoint
+from configs.schema.courses import PHASE_TEMPLATES, CourseRecipe, CourseSection, PhaseName, RouterBiasRule, Waypoint
 from configs.schema.data import ContractRecipe, DataRecipe, DataSection, SparkResources
 from configs.schema.deduplication import DeduplicationRecipe, SemanticRecipe, SplitRecipe
 from configs.schema.evaluation import (
@@ -204,6 +204,7 @@ __all__ = [
     "RetrievalBenchmark",
     "RewardObjective",
     "RewardRecipe",
+    "RouterBiasRule",
     "Scale",
     "ScoreRecipe",
     "SeedVariationRecipe",

@@ -295,9 +295,7 @@ def test_answers_of_other_weights_are_refused_beyond_the_bound_and_named():
     refuse_mismatch(updates_of(model, own, OBJECTIVE)[1], OBJECTIVE, step=7)
     metrics = updates_of(model, others, OBJECTIVE)[1]
     assert metrics["rollout_kl"] == pytest.approx(1 - math.log(2), abs=1e-3)
-    with pytest.raises(
-        EngineError, match=r"step 7: rollout_kl is 0.307, objective.mismatch.max_kl allows 0.1: .*"
-    ):
+    with pytest.raises(EngineError, match=r"step 7: rollout_kl is 0.307, objective.mismatch.max_kl allows 0.1: .*"):
         refuse_mismatch(metrics, OBJECTIVE, step=7)
     refuse_mismatch({"route_difference": 0.2}, OBJECTIVE, step=7)
     with pytest.raises(EngineError, match=r"route_difference is 0.21, objective.mismatch.max_route_difference allows"):
