@@ -33,6 +33,9 @@ class RejectionSamplingObjective(Frozen):
     max_kept_per_prompt: int = Field(gt=0)
     """Most right answers to one prompt that become conversations, no two of them equal: an easy prompt would otherwise
     count samples_per_prompt times."""
+    dropped_shortest_share: float = Field(ge=0, lt=1)
+    """Share of the prompts with kept answers whose conversations are left out: those with the shortest answers, by
+    their mean number of tokens (report: 0.5 gained 2 to 4 % in mathematics and science on half the data). 0: none."""
     max_new_tokens: int = Field(gt=0)
     temperature: float = Field(gt=0)
     enable_thinking: bool
