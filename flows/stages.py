@@ -157,14 +157,12 @@ def with_tokenizer_of_start(scale: Scale, start: str | None) -> Scale:
 
 
 def without_required_gains(scale: Scale) -> Scale:
-    """The scale for documents of the user: its gates then report a phase that gained nothing, and do not refuse it."""
+    """The scale for documents of the user: its gates then report a phase that gained nothing, and do not refuse it;
+    nor one whose answers have no form, which only the scale's own conversations promise."""
+    freed = {"must_gain": False, "min_formed_answer_share": 0.0}
     phases = tuple(
         phase.model_copy(
-            update={
-                "recipe": phase.recipe.model_copy(
-                    update={"gate": phase.recipe.gate.model_copy(update={"must_gain": False})}
-                )
-            }
+            update={"recipe": phase.recipe.model_copy(update={"gate": phase.recipe.gate.model_copy(update=freed)})}
         )
         for phase in scale.phases
     )

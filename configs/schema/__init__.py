@@ -15,7 +15,7 @@ from configs.schema.chats import (
     PreferenceCollectionRecipe,
     PreferenceRecipe,
 )
-from configs.schema.courses import PHASE_TEMPLATES, CourseRecipe, CourseSection, PhaseName, Waypoint
+from configs.schema.courses import PHASE_TEMPLATES, CourseRecipe, CourseSection, PhaseName, RouterBiasRule, Waypoint
 from configs.schema.data import ContractRecipe, DataRecipe, DataSection, SparkResources
 from configs.schema.deduplication import DeduplicationRecipe, SemanticRecipe, SplitRecipe
 from configs.schema.evaluation import (
@@ -23,6 +23,7 @@ from configs.schema.evaluation import (
     EvaluationRecipe,
     EvaluationResources,
     EvaluationSection,
+    FarTextRecipe,
     GateRecipe,
     MarginRecipe,
     PairEvaluationRecipe,
@@ -40,6 +41,7 @@ from configs.schema.objectives import (
     DpoObjective,
     EpisodeRecipe,
     ImportanceRecipe,
+    MismatchRecipe,
     Objective,
     PolicyObjective,
     PpoObjective,
@@ -145,6 +147,7 @@ __all__ = [
     "EvaluationResources",
     "EvaluationSection",
     "ExtractionRecipe",
+    "FarTextRecipe",
     "FewShot",
     "FilterRecipe",
     "FormatRecipe",
@@ -158,6 +161,7 @@ __all__ = [
     "LanguageRecipe",
     "LikelihoodBenchmark",
     "MarginRecipe",
+    "MismatchRecipe",
     "Mixture",
     "MixtureWaypoint",
     "MixtureWeight",
@@ -199,6 +203,7 @@ __all__ = [
     "RetrievalBenchmark",
     "RewardObjective",
     "RewardRecipe",
+    "RouterBiasRule",
     "Scale",
     "ScoreRecipe",
     "SeedVariationRecipe",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -41,6 +41,15 @@ class Waypoint(Frozen):
     value: float = Field(ge=0)
 
 
+class RouterBiasRule(Frozen):
+    """How the bias of a router's expert moves after an optimizer step."""
+
+    kind: Literal["sign", "ratio"]
+    """sign: by the rate, up or down (report). ratio: by the rate times 1 - the expert's tokens over the mean (S1)."""
+    max_bias: float = Field(ge=0)
+    """Bound on the size of a bias (S1: 5.0); 0: none."""
+
+
 class CourseRecipe(Frozen):
     """Schedules over the token axis that consecutive phases share; their positions are shares of the course's
     tokens."""
@@ -60,6 +69,7 @@ class CourseRecipe(Frozen):
     line, in multiples of their greatest common divisor, so that copies that divide both divide every batch."""
     router_bias_rate: tuple[Waypoint, ...] = Field(min_length=1)
     """Loss-free balancing update (report: 0.001 for 15T tokens, then 0)."""
+    router_bias_rule: RouterBiasRule
     mtp_loss_weight: tuple[Waypoint, ...] = Field(min_length=1)
     """Report: 0.3 for 15T tokens, then 0.1."""
     balance_loss_weight: float = Field(ge=0)

@@ -20,8 +20,8 @@ class MarginRecipe(Frozen):
     bits_per_byte: float = Field(gt=0)
     """Over the held-out documents."""
     domain_bits_per_byte: float = Field(gt=0)
-    """Over the held-out documents of any one domain: how much of a domain may be forgotten; over worked problems, for a
-    phase trained for them. A domain with documents of
+    """Over the held-out documents of any one domain: how much of a domain may be forgotten; over worked problems or
+    far text, for a phase trained for them. A domain with documents of
     fewer than 20 records is refused only where the whole interval is beyond the margin."""
     arithmetic_accuracy: float = Field(gt=0, le=1)
     pass_at_1: float = Field(gt=0, le=1)
@@ -45,6 +45,9 @@ class GateRecipe(Frozen):
     min_choice_accuracy: float = Field(ge=0, le=1)
     """Floor on the share of multiple-choice questions answered rightly; above 0 a suite without questions is
     refused."""
+    min_formed_answer_share: float = Field(ge=0, le=1)
+    """Floor on the share of those answers that end by themselves and say something outside their reasoning: what SFT
+    teaches first. A run with --data has none: what its conversations teach, other answers than these may need."""
     min_distinct_answer_share: float = Field(ge=0, le=1)
     """Floor on different answers given over different right ones, among all chat problems: below it the policy has
     collapsed."""
@@ -65,6 +68,7 @@ class GateRecipe(Frozen):
         "bits_per_byte of domain code",
         "bits_per_byte of domain repository",
         "worked_bits_per_byte",
+        "far_bits_per_byte",
         "arithmetic_accuracy",
         "pass_at_1",
         "choice_accuracy",
@@ -117,6 +121,18 @@ class TaskRecipe(Frozen):
     episodes: EpisodeRecipe
 
 
+class FarTextRecipe(Frozen):
+    """Held-out text far from the beginning of its document, which a phase of long context is trained to read."""
+
+    context_tokens: int = Field(gt=0)
+    """Leading tokens of a document that are not scored: the rows of the phases before it (tiny: 512)."""
+    scored_tokens: int = Field(gt=0)
+    """Tokens after them that are; both together fit the phase's rows and the model's positions."""
+    num_documents: int = Field(ge=20)
+    """Documents of that length, each of a record of its own, those of smallest hash. A corpus may have fewer: below 20
+    the phase's own figure is undecided."""
+
+
 class EvaluationRecipe(Frozen):
     max_document_tokens: int = Field(gt=0)
     """Tokens of held-out documents that are scored and whose experts are counted: of every domain documents of 20
@@ -141,6 +157,8 @@ class EvaluationRecipe(Frozen):
     num_safety_prompts: int = Field(ge=0)
     """Harmful requests and as many harmless ones that are asked as conversations, samples_per_problem times each: those
     of smallest hash from evaluation files of kind safety, or generated ones where there are none. 0: none."""
+    far_text: FarTextRecipe | None
+    """The far ends of long held-out documents; null: none is scored."""
     tasks: TaskRecipe | None
     """Limits of the held-out tasks of data.recipe.synthesize; null: none is played."""
     dtype: Literal["float32", "bfloat16"]

@@ -211,6 +211,22 @@ class Scale(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _far_text_is_scored_where_it_is_judged(self) -> Self:
+        far, positions = self.evaluation.recipe.far_text, self.model.recipe.max_position_embeddings
+        if far is not None and far.context_tokens + far.scored_tokens > positions:
+            raise ValueError(
+                f"evaluation.recipe.far_text: context_tokens ({far.context_tokens}) and scored_tokens "
+                f"({far.scored_tokens}) exceed model.recipe.max_position_embeddings ({positions}): lower them"
+            )
+        for phase in self.phases:
+            if phase.recipe.gate.own_figure == "far_bits_per_byte" and far is None:
+                raise ValueError(
+                    f"phase {phase.name}: its own_figure is far_bits_per_byte, and evaluation.recipe.far_text is null: "
+                    f"set it, or name another figure"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _steps_hold_a_row(self) -> Self:
         for phase in self.phases:
             course, length = self.course_of(phase), phase.recipe.sequence_length

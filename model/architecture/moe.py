@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from configs.schema import ModelRecipe
+from configs.schema import ModelRecipe, RouterBiasRule
 from model.architecture.gated_mlp import GatedMlp, apply_grouped_mlp
 from model.architecture.grouped_linear import grouped_linear
 
@@ -262,8 +262,9 @@ def sequence_balance_loss(
 
 
 @torch.no_grad()
-def update_router_bias(model: nn.Module, expert_counts_LE: Tensor, rate: float) -> None:
-    """Loss-free balancing: bias += rate * sign(mean count - count), once per optimizer step.
+def update_router_bias(model: nn.Module, expert_counts_LE: Tensor, rate: float, rule: RouterBiasRule) -> None:
+    """Loss-free balancing, once per optimizer step: bias += rate * sign(mean count - count), or by the rule `ratio`
+    rate * (1 - count / mean count); then within the rule's bound.
 
     `expert_counts_LE` are the integer token counts of the whole step, summed over micro-batches and data-parallel
     ranks, in the order of the model's MoE layers. Integers, because counts in bfloat16 flip the sign of the update
@@ -273,6 +274,9 @@ def update_router_bias(model: nn.Module, expert_counts_LE: Tensor, rate: float) 
     assert expert_counts_LE.dtype == torch.int64, expert_counts_LE.dtype
     assert expert_counts_LE.shape[0] == len(routers), (expert_counts_LE.shape, len(routers))
     totals_L1 = expert_counts_LE.sum(-1, keepdim=True)
-    directions_LE = (totals_L1 - expert_counts_LE * expert_counts_LE.shape[1]).sign()
-    for router, direction_E in zip(routers, directions_LE, strict=True):
-        router.e_score_correction_bias.add_(direction_E.to(router.e_score_correction_bias), alpha=rate)
+    missing_LE = totals_L1 - expert_counts_LE * expert_counts_LE.shape[1]
+    moves_LE = missing_LE.sign() if rule.kind == "sign" else missing_LE.double() / totals_L1.clamp(min=1)
+    for router, move_E in zip(routers, moves_LE, strict=True):
+        router.e_score_correction_bias.add_(move_E.to(router.e_score_correction_bias), alpha=rate)
+        if rule.max_bias:
+            router.e_score_correction_bias.clamp_(-rule.max_bias, rule.max_bias)

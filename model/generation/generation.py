@@ -37,9 +37,17 @@ class Generation:
     routes: list[Tensor] | None = None
     """Per prompt the experts of its tokens and of the continuation's but the last, int16 (L, T, K); FREE where the last
     layer did not run. None where they were not asked for."""
-    num_drafted: int = 0
-    """Tokens that the MTP layer drafted; the trunk chose `num_accepted` of them. 0 without speculation."""
-    num_accepted: int = 0
+    drafted: Sequence[int] = ()
+    """Per prompt the tokens that the MTP layer drafted; the trunk chose `accepted` of them. 0 without speculation."""
+    accepted: Sequence[int] = ()
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(self.drafted)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(self.accepted)
 
     @property
     def acceptance_rate(self) -> float:
@@ -100,8 +108,8 @@ class InProcessEngine:
             top2_margins=[[chosen.top2_margin for chosen in each.chosen] for each in continuations],
             weights_version=weights_version,
             routes=[routes[index] for index in range(len(prompts))] if sampling.keeps_routes else None,
-            num_drafted=sum(each.num_drafted for each in continuations),
-            num_accepted=sum(each.num_accepted for each in continuations),
+            drafted=[each.num_drafted for each in continuations],
+            accepted=[each.num_accepted for each in continuations],
         )
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:

@@ -65,6 +65,21 @@ class Verdict:
         """A figure that other figures are compared with: it must be finite."""
         self._limit(figure, value, None, math.isfinite(value), "must be finite")
 
+    def unmeasured(self, figure: str, against: str, is_refusal: bool) -> None:
+        """The figure that a phase is trained for, where the suite has nothing to measure it by."""
+        self.bounds.append(
+            Bound(
+                figure=figure,
+                against=against,
+                value=None,
+                limit=None,
+                outcome="undecided",
+                is_refusal=is_refusal,
+                sentence=f"{figure}, which the phase is trained for, is not compared with the {against}'s: undecided, "
+                "the suite has nothing to measure it by",
+            )
+        )
+
     def _limit(
         self,
         figure: str,

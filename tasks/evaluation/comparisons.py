@@ -23,6 +23,7 @@ from tasks.evaluation.items import (
     CHAT_PROBLEM,
     CHOICE,
     DOCUMENT,
+    FAR,
     SAFETY,
     TASK,
     WORKED,
@@ -37,7 +38,9 @@ from tasks.evaluation.items import (
 )
 
 BITS_PER_BYTE = "bits_per_byte"
-WORKED_BITS_PER_BYTE = "worked_bits_per_byte"
+OWN_TEXTS = {"worked_bits_per_byte": WORKED, "far_bits_per_byte": FAR}
+"""Figure -> kind of its items: bits per byte that are compared only for phases that are trained for them. A course of
+others may forget how generated texts are written, and reads nothing as long."""
 SHARES = {
     "arithmetic_accuracy": ARITHMETIC,
     "pass_at_1": CHAT_PROBLEM,
@@ -48,8 +51,7 @@ SHARES = {
 """Figure -> kind of its items."""
 FIGURES = (BITS_PER_BYTE, *SHARES)
 """What candidates are compared on; bits per byte also domain by domain, multiple choice benchmark by benchmark, safe
-answers also for harmful and harmless requests, tasks environment by environment. Bits per byte of worked problems is
-compared only for phases that are trained for it: a course of others may forget how generated texts are written."""
+answers also for harmful and harmless requests, tasks environment by environment."""
 ANSWERED_KINDS = (CHAT_PROBLEM, ARITHMETIC)
 """What every format of a release is asked: problems in conversations with sampled answers, and as plain text with
 greedy ones."""
@@ -65,6 +67,7 @@ NOUNS = {
     CHAT_PROBLEM: "problems",
     CHOICE: "questions",
     WORKED: "problems",
+    FAR: "documents",
     SAFETY: "requests",
     TASK: "tasks",
 }
@@ -75,6 +78,7 @@ FIXES = {
     DOCUMENT: "raise data.recipe.split.test_share or evaluation.recipe.max_document_tokens, or bring more documents",
     ARITHMETIC: "raise data.recipe.synthesize.num_evaluation_problems",
     WORKED: "raise data.recipe.synthesize.num_evaluation_problems",
+    FAR: "raise evaluation.recipe.far_text.num_documents, or bring more documents that are as long",
     CHAT_PROBLEM: "raise evaluation.recipe.num_chat_problems and data.recipe.synthesize.num_evaluation_problems",
     CHOICE: "raise evaluation.recipe.num_choice_items, or bring more questions",
     SAFETY: "raise evaluation.recipe.num_safety_prompts, or bring more requests",
@@ -137,9 +141,10 @@ def compare(figure: str, items: Sequence[Item], others: Sequence[Item], noise_fl
     """The figure first, then its parts: every domain of bits per byte, every benchmark of multiple choice where there
     are several, harmful and harmless requests, tasks of every environment. Nothing for a kind without items.
     `noise_floor` is the figure's own where seeds alone do not make it. Documents must be finite."""
-    if figure == WORKED_BITS_PER_BYTE:
-        ours, theirs = ([item for item in side if item.kind == WORKED] for side in (items, others))
-        return [Compared(figure, WORKED, bits_difference(ours, theirs), True)]
+    if figure in OWN_TEXTS:
+        kind = OWN_TEXTS[figure]
+        ours, theirs = ([item for item in side if item.kind == kind] for side in (items, others))
+        return [Compared(figure, kind, bits_difference(ours, theirs), kind == WORKED)] if ours else []
     if figure != BITS_PER_BYTE:
         kind = SHARES[figure]
         ours, theirs = ([item for item in side if item.kind == kind] for side in (items, others))

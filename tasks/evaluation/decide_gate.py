@@ -26,8 +26,8 @@ from tasks.evaluation.bounds import Bound, Verdict
 from tasks.evaluation.comparisons import (
     BITS_PER_BYTE,
     NOUNS,
+    OWN_TEXTS,
     SHARES,
-    WORKED_BITS_PER_BYTE,
     Compared,
     ServedFigures,
     compare,
@@ -40,12 +40,14 @@ from tasks.evaluation.items import (
     CHAT_PROBLEM,
     CHOICE,
     DOCUMENT,
+    FAR,
     SAFETY,
     WORKED,
     Item,
     accuracy,
     bits_per_byte,
     distinct_answer_share,
+    formed_answer_share,
     num_non_finite,
     of_requests,
     read_items,
@@ -155,7 +157,7 @@ def _judge_answers(
     _check_floors(items, recipe, verdict)
     anchored: tuple[str, ...] = ()
     is_measured = all(bound.value is not None for bound in verdict.bounds)
-    if is_measured and not num_non_finite(item for item in items if item.kind in (DOCUMENT, WORKED)):
+    if is_measured and not num_non_finite(item for item in items if item.kind in (DOCUMENT, WORKED, FAR)):
         for name, other, margins in (
             (START, start_evaluation, recipe.start),
             (CHAMPION, champion_evaluation, recipe.champion),
@@ -163,9 +165,11 @@ def _judge_answers(
             if other is not None:
                 before = _items_of(evaluation, other, name)
                 own = recipe.own_figure if name == START else ""
-                for figure in (*measured_figures(items), *((own,) if own == WORKED_BITS_PER_BYTE else ())):
+                for figure in (*measured_figures(items), *((own,) if own in OWN_TEXTS else ())):
                     compared = compare(figure, items, before, noise.get(figure, 0.0))
                     _judge(compared, name, margins, verdict, own, recipe.must_gain)
+                if own not in ("", "none") and not any(bound.is_own for bound in verdict.bounds):
+                    verdict.unmeasured(own, name, recipe.must_gain)
         if anchors is not None:
             anchored = _judge_anchors(evaluation, items, anchors, champion_evaluation, recipe.champion, verdict, noise)
     return anchored
@@ -218,6 +222,7 @@ def _check_floors(items: list[Item], recipe: GateRecipe, verdict: Verdict) -> No
             verdict.floor(figure, accuracy(asked, SAFETY), needed)
         elif needed > 0:
             verdict.floor(figure, math.nan, needed, ": the suite holds no request, raise num_safety_prompts")
+    verdict.floor("formed_answer_share", formed_answer_share(items), recipe.min_formed_answer_share)
     verdict.floor("distinct_answer_share", distinct_answer_share(items), recipe.min_distinct_answer_share)
     verdict.ceiling("items_not_finite", num_non_finite(items), 0)
 
@@ -270,7 +275,7 @@ def _judge(
     """Record the bound of a figure and those of its parts: domains have a margin of their own, benchmarks and requests
     that of the figure."""
     for number, each in enumerate(compared):
-        is_domain = each.kind == WORKED or (each.kind == DOCUMENT and number > 0)
+        is_domain = each.kind in (WORKED, FAR) or (each.kind == DOCUMENT and number > 0)
         margin = margins.domain_bits_per_byte if is_domain else getattr(margins, each.figure.partition(" of ")[0])
         verdict.bounds.append(judge(each, name, margin, each.figure == own, must_gain))
 

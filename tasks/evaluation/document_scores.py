@@ -1,4 +1,4 @@
-"""Bits per byte: the log-probability of held-out text, or of the answers in held-out conversations."""
+"""Bits per byte: the log-probability of held-out text, of its far end, or of the answers in held-out conversations."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress
-from tasks.evaluation.engine import Engine
+from tasks.evaluation.engine import Engine, document_token_ids
 from tasks.evaluation.items import Item
 from tasks.evaluation.scored_text import scored_text
 from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from model.generation.generation import InProcessEngine
 
 WINDOWS_PER_REPORT = 64
 """Number of windows that the engine is given between two progress reports."""
@@ -46,18 +48,36 @@ def score_documents(
             counts = texts[owner].is_scored[first : first + len(row)]
             totals[owner] += sum(value for value, is_scored in zip(row, counts, strict=True) if is_scored)
     for document, text, log_probability in zip(documents, texts, totals, strict=True):
-        num_bytes = text.num_bytes
-        yield Item(
-            document.item_id,
-            document.kind,
-            document.domain,
-            document.unit,
-            document.prompt_digest,
-            expected="",
-            output="",
-            score=-log_probability / math.log(2) / num_bytes,
-            log_probability=log_probability,
-            num_bytes=num_bytes,
-            num_samples=0,
-            num_right=0,
-        )
+        yield _scored(document, log_probability, text.num_bytes)
+
+
+def score_far_texts(
+    engine: InProcessEngine, tokenizer: Tokenizer, questions: Sequence[Question], output: Output
+) -> Iterator[Item]:
+    """One item per question: what comes after its text, which a phase with shorter rows has read at no position. Where
+    another tokenizer than that of the suite makes both too long for the model, the text loses its beginning."""
+    output.report(Progress(0, len(questions), "documents", "scoring text far from its document's beginning"))
+    pairs = []
+    for question in questions:
+        scored = tokenizer.encode(question.answer, add_special_tokens=False).ids
+        room = engine.model.recipe.max_position_embeddings + 1 - len(scored)
+        pairs.append((document_token_ids(tokenizer, question.text)[-room:], scored))
+    for question, score in zip(questions, engine.score_continuations(pairs), strict=True):
+        yield _scored(question, score.log_probability, len(question.answer.encode()))
+
+
+def _scored(question: Question, log_probability: float, num_bytes: int) -> Item:
+    return Item(
+        question.item_id,
+        question.kind,
+        question.domain,
+        question.unit,
+        question.prompt_digest,
+        expected="",
+        output="",
+        score=-log_probability / math.log(2) / num_bytes,
+        log_probability=log_probability,
+        num_bytes=num_bytes,
+        num_samples=0,
+        num_right=0,
+    )

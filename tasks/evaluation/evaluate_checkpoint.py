@@ -16,16 +16,17 @@ from pydantic import Field
 from infra.step import Artifact, Output, Record, step
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.evaluation.choice_scores import score_choices
-from tasks.evaluation.document_scores import score_documents
+from tasks.evaluation.document_scores import score_documents, score_far_texts
 from tasks.evaluation.engine import load_engine, load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, measure_expert_use, write_expert_use
-from tasks.evaluation.generated_answers import answer_chats, continue_problems
+from tasks.evaluation.generated_answers import accepted_drafts, answer_chats, continue_problems
 from tasks.evaluation.intervals import Interval, share_interval
 from tasks.evaluation.items import (
     ARITHMETIC,
     CHAT_PROBLEM,
     CHOICE,
     DOCUMENT,
+    FAR,
     SAFETY,
     TASK,
     WORKED,
@@ -67,6 +68,12 @@ class Evaluation(Record):
     bits_per_byte_by_domain: dict[str, float | None]
     worked_bits_per_byte: float | None
     """Over the verified problems as documents work them out; None where one is not finite."""
+    far_bits_per_byte: float | None = None
+    """Over the far ends of long held-out documents (evaluation.recipe.far_text); None where the suite has none, or one
+    is not finite."""
+    draft_acceptance: float | None = None
+    """Share of the MTP layer's drafts that the trunk chose too, in greedy continuations of held-out documents; None for
+    a model without that layer."""
     arithmetic_accuracy: float
     """Share of the verified problems that were continued rightly as plain text."""
     pass_at_1: float
@@ -132,6 +139,8 @@ def evaluate_checkpoint(
         )
         worked = _of_kind(questions, WORKED)
         items += score_documents(engine, tokenizer, worked, recipe.sequence_length, output)
+        items += score_far_texts(engine, tokenizer, _of_kind(questions, FAR), output)
+        drafts = accepted_drafts(engine, tokenizer, documents, version, output)
         items += continue_problems(
             engine, tokenizer, _of_kind(questions, ARITHMETIC), recipe.max_new_tokens, version, output
         )
@@ -145,7 +154,7 @@ def evaluate_checkpoint(
             normalised = round(scores.normalised_accuracy, 6)
     write_items(output.path("items.parquet"), items)
     write_expert_use(output.path(EXPERTS_FILE), experts)
-    return _evaluation(items, experts, normalised, recipe.pass_k, suite.record.suite_digest, version)
+    return _evaluation(items, experts, drafts, normalised, recipe.pass_k, suite.record.suite_digest, version)
 
 
 def _of_kind(questions: Sequence[Question], kind: str) -> list[Question]:
@@ -155,16 +164,19 @@ def _of_kind(questions: Sequence[Question], kind: str) -> list[Question]:
 def _evaluation(
     items: list[Item],
     experts: list[ExpertUse],
+    drafts: tuple[float, Interval] | None,
     normalised: float | None,
     pass_k: int,
     suite_digest: str,
     checkpoint_digest: str,
 ) -> Evaluation:
     passed, answered = passed_at_k(items, pass_k), _answered_requests(items)
-    has_tasks = any(item.kind == TASK for item in items)
+    has_tasks, has_far = (any(item.kind == kind for item in items) for kind in (TASK, FAR))
     intervals = {
         "bits_per_byte": bits_per_byte_interval(text_once(items)),
         "worked_bits_per_byte": bits_per_byte_interval(items, WORKED),
+        **({"far_bits_per_byte": bits_per_byte_interval(items, FAR)} if has_far else {}),
+        **({} if drafts is None else {"draft_acceptance": drafts[1]}),
         "arithmetic_accuracy": accuracy_interval(items, ARITHMETIC),
         "pass_at_1": accuracy_interval(items, CHAT_PROBLEM),
         "pass_at_k": share_interval(passed, [1] * len(passed)),
@@ -182,6 +194,8 @@ def _evaluation(
             name: _figure(bits_per_byte(group)) for name, group in by_domain(items, DOCUMENT).items()
         },
         worked_bits_per_byte=_figure(bits_per_byte(items, WORKED)),
+        far_bits_per_byte=_figure(bits_per_byte(items, FAR)) if has_far else None,
+        draft_acceptance=None if drafts is None else round(drafts[0], 6),
         arithmetic_accuracy=round(accuracy(items, ARITHMETIC), 6),
         pass_at_1=round(accuracy(items, CHAT_PROBLEM), 6),
         pass_at_k=round(sum(passed) / len(passed), 6),

@@ -12,17 +12,22 @@ from infra.step import Output, Progress
 from model.text.chat_template import answer_of, encode, problem_prompt
 from tasks.data.problems.refusals import behaves
 from tasks.evaluation.engine import AnsweringEngine, document_token_ids, end_token_ids
+from tasks.evaluation.intervals import Interval, share_interval
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, SAFETY, Item
+from tasks.evaluation.scored_text import scored_text
 from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from configs.schema import EvaluationRecipe, FormatRecipe
+    from model.generation.generation import InProcessEngine
 
 PROBLEMS_PER_REPORT = 64
 """Number of problems that the engine is given between two progress reports; the seeds of the sampled answers count
 these blocks."""
+NUM_DRAFTED_DOCUMENTS, NUM_PROMPT_TOKENS, NUM_DRAFTED_TOKENS = 64, 32, 16
+"""How many documents are continued with drafts, after how many tokens of theirs, and by how many."""
 
 
 def continue_problems(
@@ -172,3 +177,20 @@ def answer_problems(
         *answer_chats(engine, tokenizer, problems[CHAT_PROBLEM], recipe, version, output),
         *continue_problems(engine, tokenizer, problems[ARITHMETIC], recipe.max_new_tokens, version, output),
     ]
+
+
+def accepted_drafts(
+    engine: InProcessEngine, tokenizer: Tokenizer, documents: Sequence[Question], weights_version: str, output: Output
+) -> tuple[float, Interval] | None:
+    """(share of the MTP layer's drafts that the trunk chose too, in greedy continuations of held-out documents; its
+    interval over documents); None where the model has no such layer, or no document is long enough."""
+    from model.generation.generation import Sampling
+
+    rows = [scored_text(tokenizer, document).token_ids for document in documents]
+    prompts = [row[:NUM_PROMPT_TOKENS] for row in rows if len(row) >= NUM_PROMPT_TOKENS][:NUM_DRAFTED_DOCUMENTS]
+    if not engine.model.recipe.num_nextn_predict_layers or not prompts:
+        return None
+    output.report(Progress(0, len(prompts), "documents", "counting accepted drafts"))
+    generation = engine.generate(prompts, Sampling(NUM_DRAFTED_TOKENS, is_speculative=True), weights_version)
+    share = generation.num_accepted / generation.num_drafted
+    return share, share_interval(generation.accepted, generation.drafted)

@@ -14,18 +14,23 @@ from tasks.data.records.document_files import read_documents
 from tasks.data.records.documents import NUM_HASHES, REPOSITORY, TEST, document_id
 from tasks.evaluation.choice_questions import order_hash
 from tasks.evaluation.intervals import MIN_ITEMS
+from tasks.evaluation.items import FAR
+from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from tokenizers import Tokenizer
 
     from configs.files.stored_files import StoredFile
-    from configs.schema import EvaluationRecipe, SparkResources
+    from configs.schema import EvaluationRecipe, FarTextRecipe, SparkResources
 
 COLUMNS = ("id", "source", "offset", "domain")
 CHARS_PER_TOKEN = 8
 """Twice what a token of prose has."""
 MIN_DOCUMENTS = 100 * MIN_ITEMS
 """Documents of a domain that are given at least, so that MIN_ITEMS different records are among them."""
+CANDIDATES = 8
+"""Long documents that are read for each one that is wanted: some have fewer tokens than characters suggest."""
 
 
 def held_out_documents(
@@ -69,3 +74,29 @@ def _hash_bounds(held_out: DataFrame, max_chars: int) -> dict[str, int]:
     total = max(sum(row["num_chars"] for row in sizes), 1)
     shares = {row["domain"]: max(max_chars / total, MIN_DOCUMENTS / row["rows"]) for row in sizes}
     return {domain: int(NUM_HASHES * min(share, 1.0)) for domain, share in sorted(shares.items())}
+
+
+def choose_far_texts(
+    files: list[StoredFile], tokenizer: Tokenizer, recipe: FarTextRecipe, resources: SparkResources
+) -> list[Question]:
+    """Of the held-out documents that are long enough those of smallest hash, one of each record; fewer, or none, where
+    there are no more. The leading tokens are a question's text, those after them its answer. Documents with fewer
+    characters than tokens are wanted are not tried."""
+    from pyspark.sql import functions as F
+
+    num_tokens = recipe.context_tokens + recipe.scored_tokens
+    documents = read_documents(spark_session(resources), files, resources, *COLUMNS, "text", "split")
+    long = documents.where((F.col("split") == TEST) & (F.char_length("text") >= num_tokens))
+    text = F.substring("text", 1, num_tokens * CHARS_PER_TOKEN).alias("text")
+    first = long.select(*COLUMNS, text).orderBy(F.sha2("id", 256)).limit(CANDIDATES * recipe.num_documents)
+    questions: dict[str, Question] = {}
+    for row in first.toArrow().to_pylist():
+        encoded, unit = (
+            tokenizer.encode(row["text"], add_special_tokens=False),
+            document_id(row["source"], row["offset"], 0),
+        )
+        if len(encoded.ids) >= num_tokens and unit not in questions and len(questions) < recipe.num_documents:
+            start, end = (encoded.offsets[count - 1][1] for count in (recipe.context_tokens, num_tokens))
+            context, scored = row["text"][:start], row["text"][start:end]
+            questions[unit] = Question(f"{FAR}/{row['id']}", FAR, row["domain"], unit, context, scored)
+    return list(questions.values())

@@ -3,8 +3,8 @@
 `items.parquet` is sorted by item id. A document item is one held-out document. An arithmetic item is one problem
 continued as plain text. A chat problem is one problem asked as a conversation, with several sampled answers. A choice
 item is one multiple-choice question. A worked problem is the text of one with the way to its result, scored as a
-document is. A safety item is one request, harmful or harmless, with several sampled answers. A task is one that was
-played in its environment several times.
+document is. A far text is the part of one long document that comes after many tokens. A safety item is one request,
+harmful or harmless, with several sampled answers. A task is one that was played in its environment several times.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ ARITHMETIC = "arithmetic"
 CHAT_PROBLEM = "chat_problem"
 CHOICE = "choice"
 WORKED = "worked_problem"
+FAR = "far_text"
 SAFETY = "safety"
 TASK = "task"
 WHAT_IS_MISSING = {
@@ -37,6 +38,7 @@ WHAT_IS_MISSING = {
     "chat problems",
     CHOICE: "no multiple-choice question: choice_accuracy is missing, evaluate with questions",
     WORKED: "no worked problem: worked_bits_per_byte is missing, evaluate with generated problems",
+    FAR: "no far text: far_bits_per_byte is missing, evaluate with longer documents",
     SAFETY: "no request: safe_answer_share is missing, raise evaluation.recipe.num_safety_prompts",
     TASK: "no task: agentic_success is missing, raise data.recipe.synthesize.num_evaluation_tasks",
 }
@@ -48,7 +50,7 @@ class Item:
 
     item_id: str
     kind: str
-    """DOCUMENT, ARITHMETIC, CHAT_PROBLEM, CHOICE, WORKED, SAFETY or TASK."""
+    """DOCUMENT, ARITHMETIC, CHAT_PROBLEM, CHOICE, WORKED, FAR, SAFETY or TASK."""
     domain: str
     unit: str
     """Items of one unit count as one independent item: pieces of one record, and the questions that continue them."""
@@ -61,7 +63,7 @@ class Item:
     """The generated answer; a JSON list of the sampled answers to a chat problem or request, of the last turns of a
     task's episodes, of the choices' log-probabilities to a question."""
     score: float
-    """Bits per byte of a document or worked problem (lower is better); the share of right answers elsewhere."""
+    """Bits per byte of a document, worked problem or far text (lower is better); else the share of right answers."""
     log_probability: float
     """Natural logarithm, summed over the document's tokens, the generated ones, or those of the right choice."""
     num_bytes: int

@@ -42,7 +42,7 @@ SOLVED_COLUMNS = "id string, domain string, kind string, num_samples long, num_r
 PROMPTS_PER_BLOCK = 64
 """Number of prompts whose answers are sampled between two progress reports; the seeds count these blocks."""
 NUM_SHOWN_PROMPTS = 8
-REPEATED, OTHER_FORM, ENOUGH = "repeated", "other_form", "enough_kept"
+REPEATED, OTHER_FORM, ENOUGH, SHORT = "repeated", "other_form", "enough_kept", "short"
 
 
 class PassAtK(BaseModel):
@@ -67,7 +67,7 @@ class SampledSolutions(Record):
     num_kept_tokens: int
     left_out: dict[str, int]
     """Right answers that are not kept: repeated, other_form (the conversation would not be the sampled tokens again),
-    enough_kept (max_kept_per_prompt)."""
+    enough_kept (max_kept_per_prompt), short (dropped_shortest_share)."""
     pass_at: tuple[PassAtK, ...]
     """For k = 1, 2, 4 ... and samples_per_prompt: what best-of-k with this verifier reaches."""
 
@@ -108,6 +108,7 @@ def sample_solutions(
         for start in range(0, len(asked), PROMPTS_PER_BLOCK):
             output.report(Progress(start, len(asked), "prompts", "sampling answers"))
             solving.solve(engine, asked[start : start + PROMPTS_PER_BLOCK], start)
+    solving.leave_out_shortest(objective.dropped_shortest_share)
     write_rows(output.path(CHATS_FILE), solving.chats, f"{CHAT_COLUMNS}, split string")
     write_rows(output.path(SOLVED_FILE), solving.solved, SOLVED_COLUMNS)
     output.path(ROLLOUTS_FILE).write_text("".join(json.dumps(line) + "\n" for line in solving.shown))
@@ -120,7 +121,7 @@ def sample_solutions(
         num_without_verdict=solving.num_without_verdict,
         num_solved_prompts=sum(map(bool, right)),
         num_kept=len(solving.chats),
-        num_kept_tokens=solving.num_kept_tokens,
+        num_kept_tokens=sum(solving.chat_tokens),
         left_out=dict(sorted(solving.left_out.items())),
         pass_at=best_of_k(right, objective.samples_per_prompt),
     )
@@ -137,7 +138,11 @@ class Solving:
         self.solved: list[dict[str, Any]] = []
         self.shown: list[dict[str, Any]] = []
         self.left_out: Counter[str] = Counter()
-        self.num_kept_tokens = self.num_without_verdict = 0
+        self.num_without_verdict = 0
+        self.answer_tokens: list[int] = []
+        """Of each conversation, the sampled ones."""
+        self.chat_tokens: list[int] = []
+        """Of each conversation, all of them."""
 
     def solve(self, engine: InProcessEngine, prompts: Sequence[Prompt], start: int) -> None:
         """Sample and judge the answers to a block of prompts; `start` is the number of its first."""
@@ -193,9 +198,26 @@ class Solving:
                 self.left_out[ENOUGH] += 1
             else:
                 kept.add(text)
-                self.num_kept_tokens += len(again)
+                self.answer_tokens.append(len(token_ids))
+                self.chat_tokens.append(len(again))
                 self.chats.append(self._row(prompt, number, piece, canonical_json(messages)))
         return len(kept)
+
+    def leave_out_shortest(self, share: float) -> None:
+        """Drop the conversations of this share of the prompts that have some, those with the shortest answers; of equal
+        ones those that were asked first."""
+        sizes: dict[int, list[int]] = {}
+        for chat, size in zip(self.chats, self.answer_tokens, strict=True):
+            sizes.setdefault(chat["offset"], []).append(size)
+        means = sorted((sum(own) / len(own), number) for number, own in sizes.items())
+        dropped = {number for _, number in means[: int(share * len(means))]}
+        self.left_out.update({SHORT: sum(len(sizes[number]) for number in dropped)} if dropped else {})
+        for number in dropped:
+            self.solved[number]["num_kept"] = 0
+        kept = [place for place, chat in enumerate(self.chats) if chat["offset"] not in dropped]
+        self.chats, self.answer_tokens, self.chat_tokens = (
+            [each[place] for place in kept] for each in (self.chats, self.answer_tokens, self.chat_tokens)
+        )
 
     def _reads_alike(self, first: Sequence[int], second: Sequence[int]) -> bool:
         """Whether two sequences are the same text with the same special tokens."""

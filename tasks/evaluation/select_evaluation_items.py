@@ -2,7 +2,8 @@
 
 Where a run prepares no documents, held-out conversations take their place.
 
-Problems are asked as text and as conversations, and scored as documents work them out. In: documents with a column
+Problems are asked as text and as conversations, and scored as documents work them out. Of long documents the far end
+is scored. In: documents with a column
 `split`, generated problems, the source listing, whose evaluation files may hold questions and requests. Out:
 suite.parquet, sorted by item id. The suite is an artifact of its own, so that candidate and champion are asked the
 same, whatever their tokenizers. Its documents are of side `test`: no training reads them, and none that is measured
@@ -19,7 +20,7 @@ from infra.step import Artifact, Output, Record, step
 from tasks.evaluation.choice_questions import order_hash, questions_from_documents, questions_from_files
 from tasks.evaluation.engine import load_tokenizer
 from tasks.evaluation.held_out_chats import choose_chats, held_out_chats
-from tasks.evaluation.held_out_documents import held_out_documents
+from tasks.evaluation.held_out_documents import choose_far_texts, held_out_documents
 from tasks.evaluation.intervals import MIN_ITEMS
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, DOCUMENT, TASK, WORKED, suite_digest
 from tasks.evaluation.safety_questions import choose_requests
@@ -52,6 +53,8 @@ class EvaluationSuite(Record):
     num_safety_requests: int
     num_tasks: int
     """Held-out tasks of environments."""
+    num_far_texts: int = 0
+    """Held-out documents that are long enough for evaluation.recipe.far_text."""
     num_document_tokens: int
     """Counted with the tokenizer of the token budget."""
     num_document_bytes: int
@@ -89,7 +92,11 @@ def select_evaluation_items(
     worked = list(_worked_problems(problems))
     requests = choose_requests(sources.files, problems.path("safety.parquet"), recipe.num_safety_prompts)
     tasks = list(_held_out_tasks(problems.path("held_out_tasks.parquet")))
-    every = [*chosen, *worked, *asked, *talked, *choices, *requests, *tasks]
+    far: list[Question] = []
+    if documents is not None and recipe.far_text is not None:
+        opened = load_tokenizer(tokenizer.path("tokenizer.json"))
+        far = choose_far_texts(documents.files("documents/*.parquet"), opened, recipe.far_text, resources)
+    every = [*chosen, *worked, *asked, *talked, *choices, *requests, *tasks, *far]
     questions = sorted(every, key=lambda question: question.item_id)
     write_suite(output.path("suite.parquet"), questions)
     return EvaluationSuite(
@@ -101,6 +108,7 @@ def select_evaluation_items(
         num_choice_items=len(choices),
         num_safety_requests=len(requests),
         num_tasks=len(tasks),
+        num_far_texts=len(far),
         num_document_tokens=num_tokens,
         num_document_bytes=sum(len(question.text.encode()) for question in chosen),
     )

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.evaluation.items import CHOICE, TASK, text_digest
+from tasks.evaluation.items import CHOICE, FAR, TASK, text_digest
 
 COLUMNS = ("item_id", "kind", "domain", "unit", "text", "answer", "choices")
 
@@ -22,16 +22,17 @@ class Question:
     """Name shared by questions that count as one independent item: the record of a document, the repository of domain
     repository; else the item id."""
     text: str
-    """The document's leading characters, the problem's prompt, the user's words, or the text before the choices."""
+    """The document's leading characters, the problem's prompt, the user's words, or the text before the choices or
+    before a far text."""
     answer: str
-    """The verified answer, the number of the right choice counted from 0, or what the environment of a task is made
-    from; empty for a document."""
+    """The verified answer, the number of the right choice counted from 0, what the environment of a task is made from,
+    or the far text; empty for a document."""
     choices: str = ""
     """JSON list of the continuations to choose from; empty for the other kinds."""
 
     @property
     def prompt_digest(self) -> str:
-        return text_digest(self.text + {CHOICE: self.choices, TASK: self.answer}.get(self.kind, ""))
+        return text_digest(self.text + {CHOICE: self.choices, TASK: self.answer, FAR: self.answer}.get(self.kind, ""))
 
     @property
     def choice_list(self) -> list[str]:

@@ -111,6 +111,10 @@ def figure_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
         "choice_accuracy": "multiple choice",
         "choice_accuracy_normalised": "multiple choice, per character",
     }
+    if any(record.far_bits_per_byte is not None for record in records):
+        names["far_bits_per_byte"] = "bits per byte, far from the beginning"
+    if any(record.draft_acceptance is not None for record in records):
+        names["draft_acceptance"] = "drafts of the MTP layer accepted"
     if any(record.safe_answer_share is not None for record in records):
         names |= {
             "safe_answer_share": "requests answered safely",

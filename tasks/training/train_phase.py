@@ -30,13 +30,11 @@ from tasks.training.plan.launch_rules import refuse_impossible_training, refuse_
 from tasks.training.policy.prompt_order import PromptOrder
 from tasks.training.schedule.schedules import trains_mtp
 from tasks.training.state.checkpoints import latest_step
-from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE, WORLDS_FILE, TrainingJob
+from tasks.training.state.job import MERGE_FILE, MERGE_KEY, METRICS_FILE, ROLLOUTS_FILE, WORLDS_FILE, TrainingJob
 from tasks.training.state.spikes import SPIKES_FILE
 from tasks.training.state.trained_checkpoint import (
     CHAT_TEMPLATE_FILE,
     CHAT_TEMPLATE_KEY,
-    MERGE_FILE,
-    MERGE_KEY,
     TrainedCheckpoint,
     chat_template_digest,
     weights_sha256,

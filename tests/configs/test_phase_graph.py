@@ -152,6 +152,7 @@ SAMPLING = {
     "kind": "rejection_sampling",
     "samples_per_prompt": 4,
     "max_kept_per_prompt": 1,
+    "dropped_shortest_share": 0.0,
     "max_new_tokens": 8,
     "temperature": 1.0,
     "enable_thinking": False,

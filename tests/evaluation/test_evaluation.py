@@ -14,7 +14,8 @@ from configs.files.stored_files import given_file
 from infra.home import Home
 from infra.step import Progress
 from infra.storage.open_store import open_store
-from model.formats.hf_checkpoint import ROUTER_BIAS
+from model.formats.hf_checkpoint import ROUTER_BIAS, load_model
+from model.generation.sampling import Sampling
 from tasks.data.records.documents import REPOSITORY, document_id
 from tasks.evaluation import held_out_documents as held_out_module
 from tasks.evaluation.engine import document_token_ids, load_engine, load_tokenizer
@@ -25,6 +26,7 @@ from tasks.evaluation.items import (
     CHAT_PROBLEM,
     CHOICE,
     DOCUMENT,
+    FAR,
     SAFETY,
     TASK,
     accuracy,
@@ -42,6 +44,7 @@ from tests.support.evaluation_fakes import (
     checkpoint,
     commit,
     evaluation_suite,
+    split_documents_rows,
     toy_tokenizer,
 )
 from tests.support.toy_steps import local_output
@@ -157,10 +160,6 @@ def test_budget_below_the_first_document_is_refused(store):
 
 
 def test_document_bits_equal_a_plain_forward_pass_over_its_windows(store):
-    import torch
-
-    from model.formats.hf_checkpoint import load_model
-
     artifact = evaluation_of(store, "trained")
     items = {item.item_id: item for item in read_items(artifact.path("items.parquet"))}
     model = load_model(checkpoint(store, "trained").directory("hf"))
@@ -180,6 +179,45 @@ def test_document_bits_equal_a_plain_forward_pass_over_its_windows(store):
         assert item.log_probability == pytest.approx(total, abs=1e-2)
         assert item.score == pytest.approx(-total / math.log(2) / item.num_bytes, abs=1e-4)
     assert artifact.record.bits_per_byte == pytest.approx(bits_per_byte(items.values()), abs=1e-6)
+
+
+def test_far_text_is_what_comes_after_many_tokens_of_a_long_document(store):
+    artifact = evaluation_of(store, "trained")
+    items = {item.item_id: item for item in read_items(artifact.path("items.parquet")) if item.kind == FAR}
+    questions = read_suite(evaluation_suite(store).path("suite.parquet"))
+    far = {question.item_id: question for question in questions if question.kind == FAR}
+    texts = {f"far_text/{row['id']}": row["text"] for row in split_documents_rows()}
+    long = {name for name, text in texts.items() if len(toy_tokenizer().encode(text).ids) >= 30}
+    assert len(items) == evaluation_suite(store).record.num_far_texts == min(20, len(long)) and {*items} <= long
+    model = load_model(checkpoint(store, "trained").directory("hf"))
+    for name, question in far.items():
+        assert texts[name].startswith(question.text + question.answer)
+        context, scored = (toy_tokenizer().encode(text).ids for text in (question.text, question.answer))
+        # A character of several tokens is not cut.
+        assert question.domain == "multilingual" or (len(context), len(scored)) == (20, 10)
+        row = torch.tensor([toy_tokenizer().token_to_id("<|endoftext|>"), *context, *scored])
+        with torch.inference_mode():
+            log_probabilities = model(row[None, :-1]).logits_BTV.log_softmax(-1)[0]
+        total = log_probabilities.gather(1, row[1:, None])[len(context) :].sum().item()
+        assert items[name].log_probability == pytest.approx(total, abs=1e-3)
+        assert items[name].num_bytes == len(question.answer.encode())
+    assert artifact.record.far_bits_per_byte == pytest.approx(bits_per_byte(items.values(), FAR), abs=1e-6)
+    without = evaluation_of(store, "trained", recipe=RECIPE.model_copy(update={"far_text": None})).record
+    assert without.far_bits_per_byte is None and "far_bits_per_byte" not in without.intervals
+
+
+def test_accepted_drafts_are_those_of_greedy_continuations(store):
+    trained, random = (evaluation_of(store, name).record for name in ("trained", "random"))
+    engine = load_engine(checkpoint(store, "trained").directory("hf"), weights_version="v", batch_sequences=1)
+    accepted = drafted = 0
+    for question in read_suite(evaluation_suite(store).path("suite.parquet")):
+        if question.kind == DOCUMENT:
+            prompt = document_token_ids(toy_tokenizer(), question.text)[:32]
+            generation = engine.generate([prompt], Sampling(16, is_speculative=True), "v")
+            accepted, drafted = accepted + generation.num_accepted, drafted + generation.num_drafted
+    assert trained.draft_acceptance == pytest.approx(accepted / drafted, abs=1e-6)
+    lower, upper = trained.intervals["draft_acceptance"]
+    assert lower <= trained.draft_acceptance <= upper and random.draft_acceptance is not None
 
 
 def test_special_tokens_written_out_in_a_document_are_plain_text(tmp_path):
@@ -242,7 +280,8 @@ def test_in_bfloat16_the_weights_are_rounded_and_the_router_biases_are_not(store
 def test_broken_weights_are_evaluated_not_crashed_on(store):
     record = evaluation_of(store, "broken").record
     assert record.bits_per_byte is None and "bits_per_byte" not in record.intervals
-    assert record.num_non_finite == record.num_items == 24 + 24 + 25 + 20 + 4 + 24
+    assert record.num_non_finite == record.num_items == 24 + 24 + 25 + 20 + 4 + 24 + 20
+    assert record.far_bits_per_byte is None
 
 
 def test_held_out_tasks_of_the_suite_are_played_and_counted(store):
@@ -266,7 +305,7 @@ def test_progress_is_reported(store, tmp_path):
         resources=EVALUATION_RESOURCES,
         output=output,
     )
-    assert {progress.unit for progress in seen} == {"windows", "rows", "problems", "choices"}
+    assert {progress.unit for progress in seen} == {"windows", "rows", "problems", "choices", "documents"}
 
 
 def test_non_finite_scores_survive_the_table(store):

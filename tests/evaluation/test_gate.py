@@ -19,7 +19,7 @@ from infra.storage.open_store import open_store
 from tasks.evaluation.comparisons import FIGURES, SERVED_KINDS, ServedFigures, bits_difference, compare, figure_changes
 from tasks.evaluation.decide_gate import Anchors, decide_gate
 from tasks.evaluation.expert_use import ExpertUse, write_expert_use
-from tasks.evaluation.items import CHOICE, SAFETY, suite_digest, write_items
+from tasks.evaluation.items import CHAT_PROBLEM, CHOICE, FAR, SAFETY, suite_digest, write_items
 from tasks.release.decide_quantization import Calibrations, QuantizedEvaluations, decide_quantization
 from tests.support.evaluation_fakes import commit
 from tests.support.gate_items import (
@@ -34,7 +34,10 @@ from tests.support.gate_items import (
     mixed,
     problem,
     question,
+    worked_problem,
 )
+
+LN2 = math.log(2)
 
 BENCHMARKS = ("arc", "boolq", "piqa")
 
@@ -313,8 +316,50 @@ def test_a_gain_is_asked_of_a_scales_own_problems_and_not_of_the_users_text():
     assert not any(phase.recipe.gate.must_gain for phase in free.phases)
     values = scale.model_dump()
     for phase in values["phases"]:
-        phase["recipe"]["gate"]["must_gain"] = False
+        phase["recipe"]["gate"] |= {"must_gain": False, "min_formed_answer_share": 0.0}
     assert free.model_dump() == values
+    formed = {phase.name: phase.recipe.gate.min_formed_answer_share for phase in scale.phases}
+    assert {name for name, share in formed.items() if share} == {"sft", "rl_reasoning"}
+
+
+@pytest.mark.parametrize(("num_formed", "accepted"), [(9, True), (8, False)])
+def test_answers_without_a_form_or_an_end_are_refused(decide, num_formed, accepted):
+    items = [replace(item, num_formed=num_formed) if item.kind == CHAT_PROBLEM else item for item in items_of()]
+    decision = decide(items, recipe=GATE.model_copy(update={"min_formed_answer_share": 0.9}))
+    assert bound_of(decision, "formed_answer_share").value == num_formed / 10
+    assert refused_by(decision) == (set() if accepted else {("formed_answer_share", "")})
+
+
+def far_texts(bits_per_byte, number=30):
+    return [
+        replace(
+            worked_problem(n), item_id=f"far/{n}", unit=f"{n}", kind=FAR, log_probability=-bits_per_byte * 100 * LN2
+        )
+        for n in range(number)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("after", "number", "must_gain", "outcome", "accepted"),
+    [
+        (0.9, 30, True, "held", True),
+        (1.0, 30, False, "held", True),
+        (1.0, 30, True, "broken", False),
+        (1.1, 30, False, "broken", False),
+        (1.1, 19, False, "undecided", True),
+        (0.9, 0, False, "undecided", True),
+        (0.9, 0, True, "undecided", False),
+    ],
+)
+def test_long_context_is_held_to_far_text_where_the_suite_has_some(decide, after, number, must_gain, outcome, accepted):
+    """Too few documents decide nothing, and none are said to be none: only a required gain is refused for that."""
+    recipe = GATE.model_copy(update={"own_figure": "far_bits_per_byte", "must_gain": must_gain})
+    candidate, start = ([*items_of(), *far_texts(bits, number)] for bits in (after, 1.0))
+    decision = decide(candidate, start=start, recipe=recipe)
+    bound = bound_of(decision, "far_bits_per_byte", "start")
+    assert (bound.outcome, decision.record.accepted) == (outcome, accepted), bound.sentence
+    assert bound.is_own == bool(number) and ("nothing to measure it by" in bound.sentence) != bool(number)
+    assert "far_bits_per_byte" not in {each.figure for each in decide(candidate, start=start).record.bounds}
 
 
 def test_a_domain_can_be_what_a_phase_is_trained_for(decide):

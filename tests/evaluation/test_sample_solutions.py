@@ -21,6 +21,7 @@ from tasks.evaluation.sample_solutions import (
     CHATS_FILE,
     ROLLOUTS_FILE,
     SOLVED_FILE,
+    Solving,
     best_of_k,
     conversation,
     sample_solutions,
@@ -47,6 +48,7 @@ OBJECTIVE = RejectionSamplingObjective(
     kind="rejection_sampling",
     samples_per_prompt=SAMPLES,
     max_kept_per_prompt=2,
+    dropped_shortest_share=0.0,
     max_new_tokens=4,
     temperature=1.0,
     enable_thinking=False,
@@ -122,6 +124,22 @@ def test_right_answers_are_kept_each_once_and_read_as_they_were_sampled(inputs, 
             == sampled[0]
         )
     assert num_tokens == record.num_kept_tokens > 0
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.0, [0, 1, 2, 3]), (0.4, [0, 2, 3]), (0.5, [0, 2]), (0.99, [2])])
+def test_prompts_with_the_shortest_answers_are_left_out(tuned, share, kept):
+    """Means of 6, 4, 7 and 5 tokens; the last prompt has no right answer and counts in no share."""
+    solving = Solving(tokenizer_for_text(str(tuned.path("hf/tokenizer.json"))), RECIPE, "toy")
+    answers = [(0, 5), (0, 7), (1, 4), (2, 7), (3, 2), (3, 8)]
+    solving.chats = [{"offset": number} for number, _ in answers]
+    solving.answer_tokens, solving.chat_tokens = [size for _, size in answers], [size + 10 for _, size in answers]
+    counts = [2, 1, 1, 2, 0]
+    solving.solved = [{"num_kept": count} for count in counts]
+    solving.leave_out_shortest(share)
+    assert [chat["offset"] for chat in solving.chats] == [number for number, _ in answers if number in kept]
+    assert [row["num_kept"] for row in solving.solved] == [counts[n] if n in kept else 0 for n in range(5)]
+    assert solving.left_out["short"] == 6 - len(solving.chats)
+    assert sum(solving.chat_tokens) == sum(size + 10 for number, size in answers if number in kept)
 
 
 def test_the_answers_meet_their_contract(inputs, solutions):

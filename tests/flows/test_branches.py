@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.support.pipeline import glm46
 
 pytestmark = pytest.mark.long
-SAMPLES = {**SAMPLING, "samples_per_prompt": 32, "max_kept_per_prompt": 4}
+SAMPLES = {**SAMPLING, "samples_per_prompt": 32, "max_kept_per_prompt": 4, "dropped_shortest_share": 0.0}
 
 
 @pytest.fixture(scope="module")

@@ -182,8 +182,10 @@ def test_a_step_file_holds_the_step_of_its_name():
 
 def keys_of(value, where=""):
     """Every key path of a YAML; lists of sections are walked, mixtures by domain, tasks by environment, bounds by
-    format and a suite, which may be null, are not; an objective has the keys of its kind."""
-    if isinstance(value, dict) and not where.endswith(("mixture", "tasks", "min_routing_agreement", ".suite")):
+    format and what may be null (a suite, far text) are not; an objective has the keys of its kind."""
+    if isinstance(value, dict) and not where.endswith(
+        ("mixture", "tasks", "min_routing_agreement", ".suite", ".far_text")
+    ):
         where += f".{value['kind']}" if where.endswith("objective") else ""
         return {path for key, item in value.items() for path in {f"{where}.{key}", *keys_of(item, f"{where}.{key}")}}
     if isinstance(value, list) and not where.endswith("mixture"):

@@ -123,9 +123,9 @@ def test_a_phase_ends_where_the_merge_is_not_what_was_trained(recipe, adapter, t
         monkeypatch.setattr(export, "merged_tensors", lambda *given, merged=merged: merged)
         if wrong:
             with pytest.raises(ValueError, match=r"phase sft: with the adapter merged in, a logit differs by .*1e-06"):
-                export.check_merge(job, None, directory)  # pyright: ignore[reportArgumentType]
+                export.check_merge(job, None, directory)
         else:
-            export.check_merge(job, None, directory)  # pyright: ignore[reportArgumentType]
+            export.check_merge(job, None, directory)
             assert 0 < json.loads((directory / "merge.json").read_text())["largest_logit_difference"] < 1e-6
 
 

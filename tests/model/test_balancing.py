@@ -5,12 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from configs.schema import RouterBiasRule
 from model.architecture.moe import Router, update_router_bias
 from model.architecture.transformer import Glm4Moe
 from tasks.training.parallel.recompute import recompute_activations
 from tests.support.model_recipes import GLM46, random_model
 
-RATE = 0.001
+RATE, SIGN = 0.001, RouterBiasRule(kind="sign", max_bias=0.0)
 
 
 def routers_of(model: Glm4Moe) -> list[Router]:
@@ -55,9 +56,26 @@ def test_bias_moves_once_per_step_by_exact_counts_of_all_micro_batches(dtype: to
         assert torch.equal(biases_of(model), before), "a micro-batch moved the bias"
     assert torch.equal(counts_LE, selected_LE)
     assert counts_LE.max() > 256, "more than bfloat16 counts"
-    update_router_bias(model, counts_LE, RATE)
+    update_router_bias(model, counts_LE, RATE, SIGN)
     direction = (selected_LE.double().mean(-1, keepdim=True) - selected_LE).sign().float()
     assert torch.equal(biases_of(model), before + RATE * direction)
+
+
+def test_by_the_other_rule_a_bias_moves_by_the_imbalance_and_stays_within_its_bound() -> None:
+    """S1: bias -= rate * (count / mean - 1), within 5 in both directions."""
+    model = Glm4Moe(GLM46)
+    counts_LE = torch.randint(0, 100, (3, 8), generator=torch.Generator().manual_seed(2))
+    counts_LE[2] = 0  # no token: an MTP layer that did not run
+    expected_LE = [[0.0] * 8 for _ in range(3)]
+    for rate in (0.5, 0.5, 12.0):
+        update_router_bias(model, counts_LE, rate, RouterBiasRule(kind="ratio", max_bias=5.0))
+        for layer, counts in enumerate(counts_LE.tolist()):
+            mean = sum(counts) / 8
+            for expert, count in enumerate(counts):
+                moved = expected_LE[layer][expert] - (rate * (count / mean - 1) if mean else 0.0)
+                expected_LE[layer][expert] = min(max(moved, -5.0), 5.0)
+        torch.testing.assert_close(biases_of(model), torch.tensor(expected_LE))
+    assert biases_of(model).abs().max() == 5.0 and not biases_of(model)[2].any()
 
 
 def test_counts_that_bfloat16_would_round_over_the_mean_move_the_right_way() -> None:
@@ -68,7 +86,7 @@ def test_counts_that_bfloat16_would_round_over_the_mean_move_the_right_way() -> 
     rounded = torch.stack([counts_LE.bfloat16() for counts_LE in of_ranks]).sum(0)
     assert (rounded[0, 0] - rounded[0].float().mean()).sign() >= 0
     model = Glm4Moe(GLM46)
-    update_router_bias(model, of_ranks[0] + of_ranks[1], RATE)
+    update_router_bias(model, of_ranks[0] + of_ranks[1], RATE, SIGN)
     torch.testing.assert_close(biases_of(model)[0], torch.tensor([RATE] + [-RATE] * 7))
     with pytest.raises(AssertionError):
-        update_router_bias(model, rounded, RATE)
+        update_router_bias(model, rounded, RATE, SIGN)

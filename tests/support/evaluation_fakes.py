@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.load import load_scale
-from configs.schema import EpisodeRecipe, EvaluationRecipe, TaskRecipe
+from configs.schema import EpisodeRecipe, EvaluationRecipe, FarTextRecipe, TaskRecipe
 from infra.step import Artifact, Output, Record, Step, step
 from infra.storage.store import Store
 from model.text.chat_template import CHAT_TEMPLATE, encode, render_to_train
@@ -48,6 +48,7 @@ RECIPE = EvaluationRecipe(
     max_answer_tokens=6,
     num_choice_items=5,
     num_safety_prompts=12,
+    far_text=FarTextRecipe(context_tokens=20, scored_tokens=10, num_documents=20),
     tasks=TaskRecipe(
         max_new_tokens=12,
         episodes=EpisodeRecipe(max_turns=2, max_turn_tokens=8, max_observation_chars=20, tool_seconds=60.0),
@@ -157,8 +158,7 @@ def toy_checkpoint_step(name: str) -> Step[ToyCheckpoint]:
     return train_phase
 
 
-@step(content=("documents/*.parquet",))
-def split_documents(*, output: Output) -> ToyTable:
+def split_documents_rows() -> list[dict[str, object]]:
     """Twenty-four documents of three domains to test with, one that is measured while a phase trains, and one to train
     on."""
     rows = [
@@ -177,6 +177,12 @@ def split_documents(*, output: Output) -> ToyTable:
         rows.append(
             {"id": split, "source": "web.txt", "offset": 99, "domain": "web", "text": "Seen before.", "split": split}
         )
+    return rows
+
+
+@step(content=("documents/*.parquet",))
+def split_documents(*, output: Output) -> ToyTable:
+    rows = split_documents_rows()
     pq.write_table(pa.Table.from_pylist(rows), output.path("documents/part-00000.parquet"))
     return ToyTable(num_rows=len(rows))
 

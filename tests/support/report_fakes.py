@@ -61,6 +61,7 @@ GATE = GateRecipe(
     min_arithmetic_accuracy=0.0,
     min_pass_at_1=0.0,
     min_choice_accuracy=0.0,
+    min_formed_answer_share=0.0,
     min_distinct_answer_share=0.0,
     min_harmful_refused_share=0.0,
     min_harmless_answered_share=0.0,

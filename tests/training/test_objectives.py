@@ -36,6 +36,7 @@ GRPO = {
     "clip_low": 0.2,
     "clip_high": 0.28,
     "dual_clip": 3.0,
+    "mismatch": {"max_kl": 0.001, "max_route_difference": 0.01},
     "importance": {"kind": "truncated", "level": "tokens", "floor": 0.0, "cap": 2.0},
     "routes": "compare",
     "max_refills": 0,
@@ -294,6 +295,12 @@ def test_constant_rewards_stop_the_phase_with_what_to_do(inputs, tuned):
         match=r"step 3: in 3 steps in a row \(objective.max_constant_steps\) no group had two different rewards",
     ):
         inputs.train(inputs.prompt_arguments(rl_recipe(num_steps=4), ("wrong",) * 8, start=tuned))
+
+
+def test_a_mismatch_beyond_its_bound_stops_the_phase_before_the_step(inputs, tuned):
+    recipe = rl_recipe(objective=GRPO | {"mismatch": {"max_kl": 1e-30, "max_route_difference": 0.01}})
+    with pytest.raises(JobFailedError, match=r"step \d: rollout_kl is .*, objective.mismatch.max_kl allows 1e-30"):
+        inputs.train(inputs.prompt_arguments(recipe, ("0",) * 8, start=tuned))
 
 
 def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, tuned):

@@ -3,7 +3,7 @@
 import pytest
 
 from configs.load import load_scale
-from configs.schema import CourseRecipe, Scale, Waypoint
+from configs.schema import CourseRecipe, RouterBiasRule, Scale, Waypoint
 from tasks.training.schedule.schedules import batch_tokens_at, learning_rate_at, plan_step, trains_mtp, value_at
 
 TRILLION = 10**12
@@ -18,6 +18,7 @@ REPORT = CourseRecipe(
     peak_batch_tokens=64_000_000,
     batch_rampup_share=500 / 23_100,
     router_bias_rate=(Waypoint(until_share=15 / 23.1, value=0.001), Waypoint(until_share=1.0, value=0.0)),
+    router_bias_rule=RouterBiasRule(kind="sign", max_bias=0.0),
     mtp_loss_weight=(Waypoint(until_share=15 / 23.1, value=0.3), Waypoint(until_share=1.0, value=0.1)),
     balance_loss_weight=1e-4,
 )

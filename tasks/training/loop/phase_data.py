@@ -28,7 +28,7 @@ from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, targe
 from tasks.training.policy.critic import Estimates, estimate_advantages, token_values
 from tasks.training.policy.episodes import episode_metrics
 from tasks.training.policy.frozen_models import open_frozen, score_answers
-from tasks.training.policy.policy import policy_updates
+from tasks.training.policy.policy import policy_updates, refuse_mismatch
 from tasks.training.policy.prompt_order import PromptOrder
 from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rank_shares import compute_rows, gather, share_of
@@ -168,6 +168,7 @@ class PolicyData:
         if self.comparison is not None:
             updates.metrics["route_difference"] = self.comparison.share(self.ranks)
             self.comparison = None
+        refuse_mismatch(updates.metrics, self.objective, step)
         first, later = (updates.policy[0](), updates.policy[1:]) if updates.policy else ([], [])
         refilled = Counter(rollout.prompt.domain for rollout in rollouts[plan.num_rows :: size])
         played = [rollout.episode for rollout in rollouts if rollout.episode is not None]

@@ -124,7 +124,8 @@ def take_step(
     engine.step()
     optimizer_seconds = time.perf_counter() - started
     bias_rate = value_at(recipe.course.router_bias_rate, recipe.course_num_tokens, plan.start_tokens)
-    update_router_bias(trainable.model, counts_LE[router_rows(trainable.model)] if is_divided else counts_LE, bias_rate)
+    own_counts_LE = counts_LE[router_rows(trainable.model)] if is_divided else counts_LE
+    update_router_bias(trainable.model, own_counts_LE, bias_rate, recipe.course.router_bias_rule)
     return StepResult(
         losses,
         total_loss,

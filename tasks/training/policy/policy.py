@@ -14,7 +14,7 @@ clip differences of rounding: the policy has not changed when its first update b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from tasks.training.policy.answer_rows import AnswerRows, lay_out
 from tasks.training.policy.critic import Estimates, critic_batches
 from tasks.training.policy.rank_shares import ALONE, share_batches
 from tasks.training.policy.rewards import reward_metrics
+from tasks.training.policy.rollout_connection import EngineError
 
 if TYPE_CHECKING:
     from tasks.training.policy.rollouts import Rollout
@@ -38,6 +39,19 @@ ADVANTAGE_EPS = 1e-6
 MISMATCH_METRICS = ("rollout_log_ratio", "rollout_kl", "truncated_fraction", "clip_fraction")
 """Over the trained answers' tokens: mean |log(trainer / rollout)|, the estimate of KL(rollout | trainer) by expm1(x) -
 x, the share whose importance ratio is out of bounds, and the share whose weight is 0 by the clips."""
+
+
+def refuse_mismatch(metrics: Mapping[str, float], objective: PolicyObjective, step: int) -> None:
+    """Raises EngineError where a step's rollout_kl or route_difference is beyond its bound."""
+    bounds = {"rollout_kl": "max_kl", "route_difference": "max_route_difference"}
+    for metric, bound in bounds.items():
+        allowed = getattr(objective.mismatch, bound)
+        if metrics.get(metric, 0.0) > allowed:
+            raise EngineError(
+                f"step {step}: {metric} is {metrics[metric]:.3g}, objective.mismatch.{bound} allows {allowed:g}: the "
+                f"answers were not sampled by the weights in training. The optimizer step was not taken: make sure "
+                f"that who samples holds these weights in the same dtype, or raise the bound"
+            )
 
 
 def group_advantages(rewards_GS: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ STARTING = 503
 
 
 class EngineError(RuntimeError):
-    """A server's answer that cannot be trained on, or a server that stays away."""
+    """Answers that cannot be trained on, or a server that stays away."""
 
 
 class RefusedRequestError(EngineError):

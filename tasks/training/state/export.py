@@ -33,11 +33,10 @@ from model.text.tokenizer_layout import tokenizer_for_text, vocabulary_sha256
 from tasks.training.parallel.control import gathered, on_first_rank
 from tasks.training.state.adapter_export import MergedTensors, write_adapter
 from tasks.training.state.checkpoints import find_checkpoint, read_index
-from tasks.training.state.job import TrainingJob
+from tasks.training.state.job import MERGE_FILE, MERGE_KEY, TrainingJob
 from tasks.training.state.merge_check import MAX_MERGE_ERROR, merge_error
 from tasks.training.state.saved_state import STATE_FILE, SavedState
 from tasks.training.state.tensor_sources import FourBitWeights, TensorSource, open_weights
-from tasks.training.state.trained_checkpoint import MERGE_FILE, MERGE_KEY
 from tasks.training.state.unreached_tensors import FIRST_MOMENTS, UNREACHED, UNREACHED_FILE
 
 MAX_SHARD_BYTES = 4 << 30

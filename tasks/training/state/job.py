@@ -12,6 +12,8 @@ METRICS_FILE = "metrics.jsonl"
 ROLLOUTS_FILE = "rollouts.jsonl"
 """Sampled answers and rewards, for people: the first groups of each step."""
 
+MERGE_FILE, MERGE_KEY = "merge.json", "largest_logit_difference"
+"""In adapter/: how exact the merge of an adapter was (merge_check.py)."""
 WORLDS_FILE = "worlds.jsonl"
 """With how many nodes each start of the job was submitted, and why, where nodes may be missing."""
 

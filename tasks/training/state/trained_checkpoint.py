@@ -10,7 +10,6 @@ from model.text.chat_template import CHAT_TEMPLATE
 
 WEIGHTS_SUFFIX = ".safetensors"
 CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY = "chat_template.jinja", "chat_template"
-MERGE_FILE, MERGE_KEY = "merge.json", "largest_logit_difference"
 
 
 class TrainedCheckpoint(Record):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from configs.schema import EpisodeRecipe, ImportanceRecipe, PolicyObjective, RewardRecipe
+from configs.schema import EpisodeRecipe, ImportanceRecipe, MismatchRecipe, PolicyObjective, RewardRecipe
 from model.architecture.losses import IGNORED
 from model.generation.generation import InProcessEngine, Sampling
 from tasks.training.policy.answer_rows import AnswerRows, lay_out, target_log_probabilities
@@ -19,10 +19,12 @@ from tasks.training.policy.policy import (
     importance_ratios,
     importance_weights,
     policy_updates,
+    refuse_mismatch,
     surrogate_weights,
 )
 from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rewards import Reward, RewardError, refuse_broken_rewards
+from tasks.training.policy.rollout_connection import EngineError
 from tasks.training.policy.rollouts import Rollout, policy_model
 from tests.support.model_recipes import GLM46, random_model, with_every_expert
 
@@ -37,6 +39,7 @@ OBJECTIVE = PolicyObjective(
     clip_low=0.2,
     clip_high=0.28,
     dual_clip=3.0,
+    mismatch=MismatchRecipe(max_kl=0.1, max_route_difference=0.2),
     importance=ImportanceRecipe(kind="truncated", level="tokens", floor=0.0, cap=2.0),
     routes="ignore",
     max_refills=0,
@@ -280,6 +283,23 @@ def test_a_masked_answer_has_no_gradient_and_the_others_keep_theirs():
     assert not batch.weights_BT[0].any() and (batch.weights_BT[1:][is_answer[1:]] < 0).all()
     assert metrics["truncated_fraction"] == pytest.approx(float(is_answer[0].sum() / is_answer.sum()))
     assert metrics["clip_fraction"] == 0.0, "what is masked is not clipped"
+
+
+def test_answers_of_other_weights_are_refused_beyond_the_bound_and_named():
+    """What the weights themselves sampled passes; twice as likely in training is a KL of e^x - 1 - x at x = ln 2."""
+    model = random_model(GLM46)
+    own = rollouts_of(model, [1.0, 0.0, 0.0])
+    others = [
+        replace(each, log_probabilities=[value - math.log(2) for value in each.log_probabilities]) for each in own
+    ]
+    refuse_mismatch(updates_of(model, own, OBJECTIVE)[1], OBJECTIVE, step=7)
+    metrics = updates_of(model, others, OBJECTIVE)[1]
+    assert metrics["rollout_kl"] == pytest.approx(1 - math.log(2), abs=1e-3)
+    with pytest.raises(EngineError, match=r"step 7: rollout_kl is 0.307, objective.mismatch.max_kl allows 0.1: .*"):
+        refuse_mismatch(metrics, OBJECTIVE, step=7)
+    refuse_mismatch({"route_difference": 0.2}, OBJECTIVE, step=7)
+    with pytest.raises(EngineError, match=r"route_difference is 0.21, objective.mismatch.max_route_difference allows"):
+        refuse_mismatch({"route_difference": 0.21}, OBJECTIVE, step=7)
 
 
 def test_rounding_in_bfloat16_leaves_no_token_without_a_gradient():
