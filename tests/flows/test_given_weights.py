@@ -21,11 +21,14 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from configs.load import load_scale
+from configs.schema import served_gguf_type
 from flows.stages import choose_stages, refuse_missing_inputs, with_tokenizer_of_start
 from model.text.tokenizer_layout import PUBLISHED_PRETOKENIZER_PATTERN, SHOWN_TOKENS, SPECIAL_TOKENS
+from tasks.data.problems.synthesize_problems import synthesize_problems
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
 from tests.conftest import ROOT
 from tests.support.pipeline import glm46
+from tests.support.toy_steps import local_output
 
 NUM_ORDINARY = 960
 AIR = {
@@ -232,6 +235,20 @@ def test_four_ranks_read_their_shares_of_it_and_learn_the_same(given, finished, 
         if stage["name"] == "train sft"
     ]
     assert losses[1] == pytest.approx(losses[0], abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["air_lora", "recipes/glm45_air_lora", "recipes/glm45_air_sft"])
+def test_the_recipes_of_air_read_conversations_alone_make_no_problems_to_train_on_and_serve_16_bits(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("model.device.refuse_missing_gpu", lambda rank: None)
+    scale = load_scale(name)
+    window = choose_stages(scale, None, "champion", None)
+    assert [phase.name for phase in window.phases] == ["sft"] and not window.reads_documents
+    problems = synthesize_problems(recipe=scale.data.recipe.synthesize, output=local_output(tmp_path))
+    made = (sum(problems.training_problems_by_family.values()), problems.num_evaluation_problems, problems.num_prompts)
+    assert made == (1, 2000, 1)
+    assert served_gguf_type(scale.release.recipe.gguf_types) == "BF16" and scale.phases[0].recipe.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

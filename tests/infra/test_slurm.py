@@ -234,6 +234,11 @@ def test_jobs_run_fail_stop_and_are_lost_on_a_real_slurm(cluster, launcher, tmp_
     port = read_job_file(tmp_path / KEY).master_port
     assert [starts(tmp_path, rank)[0][1:] for rank in (0, 1)] == [["1", "2", str(port)]] * 2
 
+    queue = DEFAULT_QUEUE.model_copy(update={"environment": {"HF_HOME": "/a cache"}})
+    assert end_of(launcher, launcher.submit(job(tmp_path, "say HF_HOME", queue=queue))).state == "succeeded"
+    logs = [(tmp_path / KEY / "logs" / f"rank-{rank}.log").read_text() for rank in (0, 1)]
+    assert [log.splitlines()[-1] for log in logs] == ["/a cache"] * 2
+
     status = end_of(launcher, launcher.submit(job(tmp_path, "fail", num_ranks=4)))
     assert (status.state, status.exit_code, status.failing_rank) == ("failed", 7, 1)
     assert "rank 1 ended with exit code 7" in str(JobFailedError("training", status))
