@@ -215,9 +215,9 @@ class Solving:
         for number in dropped:
             self.solved[number]["num_kept"] = 0
         kept = [place for place, chat in enumerate(self.chats) if chat["offset"] not in dropped]
-        self.chats, self.answer_tokens, self.chat_tokens = (
-            [each[place] for place in kept] for each in (self.chats, self.answer_tokens, self.chat_tokens)
-        )
+        self.chats = [self.chats[place] for place in kept]
+        self.answer_tokens = [self.answer_tokens[place] for place in kept]
+        self.chat_tokens = [self.chat_tokens[place] for place in kept]
 
     def _reads_alike(self, first: Sequence[int], second: Sequence[int]) -> bool:
         """Whether two sequences are the same text with the same special tokens."""
