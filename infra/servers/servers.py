@@ -180,6 +180,8 @@ def _start(
     command = [sys.executable, "-m", "uvicorn", app, *options, "--host", HOST]
     command += ["--port", url.rsplit(":", 1)[1], "--log-level", "warning"]
 
+    environment = {**os.environ, **TELEMETRY_OFF, "GLM46_HOME": str(home.root), **env}
+
     def begin() -> subprocess.Popen[bytes]:
         with open(log, "ab") as file:
             return subprocess.Popen(
@@ -190,7 +192,7 @@ def _start(
                 cwd=home.root,
                 preexec_fn=None if detached else die_with_parent,
                 start_new_session=True,
-                env={**os.environ, **TELEMETRY_OFF, "GLM46_HOME": str(home.root), **env},
+                env=environment,
             )
 
     return Server(name, url, begin, begin(), log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -60,13 +61,13 @@ class LocalStore(Store):
     def _create(self, name: str, data: bytes) -> bool:
         target = self.root / name
         temporary = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-        write_durably(temporary, data)
         try:
+            write_durably(temporary, data)
             os.link(temporary, target)
         except FileExistsError:
             return False
         finally:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
         sync_directory(target.parent)
         return True
 
@@ -83,7 +84,8 @@ class LocalStore(Store):
         with self._held(name) as file:
             if file is None or _version(file.read()) != version:
                 return None
-            os.pwrite(file.fileno(), data, 0)
+            if os.pwrite(file.fileno(), data, 0) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root / name))
             os.ftruncate(file.fileno(), len(data))
         return _version(data)
 

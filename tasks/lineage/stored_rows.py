@@ -67,7 +67,7 @@ def _rows_of_group(
 ) -> list[dict[str, Any]]:
     """The other columns are read only where a row matches."""
     matches = _matches(file.read_row_group(group, list(wanted), use_threads=False), wanted)
-    if not any(matches.to_pylist()):
+    if not matches.to_numpy().any():
         return []
     return file.read_row_group(group, columns, use_threads=False).filter(matches).to_pylist()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
 import threading
 import time
 from contextlib import closing
@@ -11,6 +13,7 @@ from typing import ClassVar
 
 import pytest
 
+from flows.cli.run_pipeline import _blame_servers
 from infra.child_process import free_port
 from infra.machine import doctor
 from infra.servers import server_answers
@@ -136,3 +139,23 @@ def test_a_busy_database_is_asked_again_and_nobody_is_told_to_move_it(servers, h
     monkeypatch.setattr(server_answers, "DATABASE_SECONDS", 0.3)
     with pytest.raises(RuntimeError, match=r"the prefect server did not answer from its database within 0\.3 s: wait"):
         ask_databases(home, servers)
+
+
+def test_a_run_whose_postgres_died_says_so_and_one_whose_server_died_names_its_log(servers, home, monkeypatch):
+    monkeypatch.setenv(MLFLOW_DATABASE, "postgresql://glm46:geheim9@127.0.0.1:1/runs")
+    monkeypatch.setattr(AnswersHealthOnly, "answers", [200])
+    failed, environment = KeyError("what the flow raised"), {**os.environ, "GLM46_HOME": str(home.root)}
+    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+        urls = servers.model_copy(update={"pids": {"prefect": process.pid, "mlflow": process.pid}})
+        said = r"mlflow server answers, but not from its database .*: start it, or correct GLM46_MLFLOW_DATABASE_URL"
+        with pytest.raises(RuntimeError, match=said) as died:
+            _blame_servers(home, urls, failed)
+        assert "geheim9" not in str(died.value)
+        process.kill()
+        process.wait()
+        said = (
+            rf"prefect and mlflow server stopped during the run \({home.run_dir}/prefect.log, .*\): run again to cont"
+        )
+        with pytest.raises(RuntimeError, match=said) as died:
+            _blame_servers(home, urls, failed)
+        assert died.value.__cause__ is failed

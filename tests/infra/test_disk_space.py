@@ -4,7 +4,10 @@ but Java's frames."""
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import subprocess
+import traceback
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +15,9 @@ import typer
 
 from flows.cli.command_errors import failures
 from infra.disk_space import explain_full_disk
+from infra.home import Home
+from infra.storage.open_store import open_store
+from tests.support.toy_steps import run_both
 
 JAVA_TRACE = """An error occurred while calling o62.parquet.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times
@@ -58,3 +64,45 @@ def test_a_command_prints_neither_pages_of_java_nor_a_traceback(home, capsys):
         said = capsys.readouterr().err
         assert "DAGScheduler" not in said and "more" not in said and len(said.splitlines()) == expected + 1, said
         assert "DAGScheduler.scala:2935" in (home.run_dir / "last-error.log").read_text()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A directory on a disk of its own, and a function that gives it a size in KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def resize(num_kib: int, *flags: str) -> int:
+        options = ",".join([*flags, f"size={num_kib}k"])
+        return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], capture_output=True).returncode
+
+    if os.getuid() or resize(4):
+        pytest.skip("needs a user who may mount")
+    yield disk, lambda num_kib: resize(num_kib, "remount")
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_disk_that_is_full_at_any_write_leaves_nothing_half_written_and_with_room_all_digests_are_the_same(
+    small_disk, tmp_path
+):
+    disk, resize = small_disk
+    home, ended = Home(disk / "home"), []
+    for num_kib in range(4, 400, 4):
+        assert resize(num_kib) == 0
+        try:
+            made = run_both(open_store(None, home))
+            break
+        except OSError as error:
+            ended.append(error)
+            said = explain_full_disk(error, [home.root])
+            assert f"no space left on {home.root}" in said or f"no space left on {tmp_path}" in said, said
+            whole = open_store(None, home)
+            for manifest in whole.iterate_manifests():
+                assert not whole.broken_files(manifest, deep=True)
+    else:
+        pytest.fail("never enough room")
+    expected = run_both(open_store(None, Home(tmp_path / "calm")))
+    assert [each.digest for each in made] == [each.digest for each in expected]
+    ways = {tuple(frame.name for frame in traceback.extract_tb(error.__traceback__)) for error in ended}
+    assert len(ways) > 2, "it ended at writes of several kinds"
+    assert not os.listdir(home.work_root) and not [path for path in disk.rglob(".*") if path.is_file()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import urllib.request
 
@@ -35,7 +37,7 @@ def install(home, name: str, text: str) -> None:
     program.chmod(0o755)
 
 
-def test_the_exporter_starts_once_and_the_rest_is_named_as_missing(watched_home):
+def test_the_exporter_starts_once_and_again_where_it_was_killed_and_the_rest_is_named_as_missing(watched_home):
     said = bring_up_monitoring(watched_home, free_port(), free_port())
     assert [sentence.split()[0] for sentence in said] == ["exporter", "node-exporter", "alertmanager", "prometheus"]
     assert "prometheus is not installed (apt-get install prometheus)" in said[3] and WEBHOOK_VARIABLE in said[2]
@@ -47,6 +49,10 @@ def test_the_exporter_starts_once_and_the_rest_is_named_as_missing(watched_home)
     assert again == said and read_services(watched_home)["exporter"] == first
     targets = monitoring_dir(watched_home) / "targets" / "glm46.json"
     assert json.loads(targets.read_text()) == [{"targets": [first.address]}]
+    os.kill(first.pid, signal.SIGKILL)
+    bring_up_monitoring(watched_home, free_port(), free_port())
+    second = read_services(watched_home)["exporter"]
+    assert second.pid != first.pid and json.loads(targets.read_text()) == [{"targets": [second.address]}]
     assert stop_services(watched_home) == 1 and not read_services(watched_home)
 
 
