@@ -16,15 +16,15 @@ from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 
 def score_reference(
-    run: Run, phase: PhaseSection, start: Artifact[TrainedCheckpoint], pairs: Artifact[PackedPairs]
+    run: Run, phase: PhaseSection, reference: Artifact[TrainedCheckpoint], pairs: Artifact[PackedPairs]
 ) -> Artifact[PairScores]:
-    """The start's log-probabilities of all pairs."""
+    """The reference's log-probabilities of all pairs."""
     section = run.scale.evaluation
     return run_step(
         run,
         score_pairs,
         stage=f"reference {phase.name}",
-        checkpoint=start,
+        checkpoint=reference,
         pairs=pairs,
         recipe=section.recipe.pair_scoring("train", "validation", "test"),
         resources=section.resources,

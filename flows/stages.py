@@ -118,6 +118,11 @@ def _refuse_missing_starts(scale: Scale, phases: tuple[PhaseSection, ...]) -> No
                 f"--from {names[0]}: phase {phase.name} has its answers scored by {model}, which comes before: begin "
                 f"with --from {model}, or end before {phase.name} with --until"
             )
+        if (reference := phase.recipe.reference) is not None and reference not in names:
+            raise ValueError(
+                f"--from {names[0]}: phase {phase.name} is held to {reference}, which comes before: begin with --from "
+                f"{reference}, or set its objective.reference to null"
+            )
         start = scale.start_of(phase)
         if start is not None and start not in phases and start != given:
             assert given is not None, "of the first phase on, all starts are in the window"

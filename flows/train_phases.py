@@ -123,8 +123,8 @@ def train_phases(
 
 def _needs(run: Run, phase: PhaseSection) -> tuple[str, ...]:
     """Names of the phases whose models a phase reads."""
-    start, scorer = run.scale.start_of(phase), phase.recipe.reward_model
-    return (*(() if start is None else (start.name,)), *(() if scorer is None else (scorer,)))
+    start, named = run.scale.start_of(phase), (phase.recipe.reward_model, phase.recipe.reference)
+    return (*(() if start is None else (start.name,)), *(name for name in named if name is not None))
 
 
 def _train_after(
@@ -163,11 +163,18 @@ def _train(
     solutions = _sample(run, prepared, phase, start) if phase.recipe.samples_solutions else None
     pairs, reference = history.pairs.get(phase.name), None
     if isinstance(phase.recipe.objective, DpoObjective) and start is not None and pairs is not None:
-        reference = score_reference(run, phase, start, pairs)
+        held_to = _checkpoint_of(phase.recipe.reference, history) or start
+        reference = score_reference(run, phase, held_to, pairs)
     packed, inputs = _training_inputs(run, prepared, phase, history, solutions)
     validation = None if prepared.documents is None else prepared.documents.validation
     inputs |= {"validation": validation, "tokenizer": prepared.tokenizer, "start": start}
-    inputs |= {"pairs": pairs, "reference": reference, "reward_model": _reward_model_of(phase, history)}
+    inputs |= {
+        "pairs": pairs,
+        "reference": reference,
+        "reward_model": _checkpoint_of(phase.recipe.reward_model, history),
+    }
+    if phase.recipe.samples_answers:
+        inputs["reference_model"] = _checkpoint_of(phase.recipe.reference, history)
     run_id = track_phase(run, phase, step_key(train_phase.identity(run.scale.training_recipe(phase), inputs)))
     checkpoint = _train_tracked(run, phase, run_id, inputs)
     if pairs is not None and not phase.recipe.trains_language_model:
@@ -197,11 +204,11 @@ def _train_tracked(run: Run, phase: PhaseSection, run_id: str, inputs: dict[str,
         )
 
 
-def _reward_model_of(phase: PhaseSection, history: PhaseHistory) -> Artifact[TrainedCheckpoint] | None:
-    """The model that scores the phase's answers; None where none does."""
-    if phase.recipe.reward_model is None:
+def _checkpoint_of(name: str | None, history: PhaseHistory) -> Artifact[TrainedCheckpoint] | None:
+    """The model that this run made in the phase of this name; None for None."""
+    if name is None:
         return None
-    return next(model.checkpoint for model in history.models if model.phase.name == phase.recipe.reward_model)
+    return next(model.checkpoint for model in history.models if model.phase.name == name)
 
 
 def _training_inputs(

@@ -140,6 +140,7 @@ def prepare(recipe: Any, root: Path) -> tuple[Any, Any]:
         prompts_path="",
         pairs_dir="",
         reference_path="",
+        reference_dir="",
         reward_model_dir="",
         tokenizer_path="",
         start_dir="",

@@ -50,11 +50,13 @@ class RewardObjective(Frozen):
 
 
 class DpoObjective(Frozen):
-    """Direct preference optimization (arXiv 2305.18290); the reference is the model that the phase starts from."""
+    """Direct preference optimization (arXiv 2305.18290)."""
 
     kind: Literal["dpo"]
     beta: float = Field(gt=0)
     """How strongly the policy is held to its reference: lower lets it go further (arXiv 2305.18290: 0.1)."""
+    reference: PhaseName | None
+    """The earlier phase whose model is the reference; null: the model that the phase starts from."""
 
 
 MIN_TOKEN_CLIP = 0.01
@@ -229,8 +231,7 @@ class GroupObjective(PolicyObjective):
 
 class PpoObjective(PolicyObjective):
     """ppo: advantages of each token against a critic (S0; arXiv 1707.06347). The critic is a model of its own with a
-    scalar head, from the reward model where there is one, else from the weights that the phase starts from. The
-    reference of the KL is the model that the phase starts from."""
+    scalar head, from the reward model where there is one, else from the weights that the phase starts from."""
 
     kind: Literal["ppo"]
     discount: float = Field(gt=0, le=1)
@@ -240,6 +241,8 @@ class PpoObjective(PolicyObjective):
     only what the answer was worth in the end."""
     kl_coefficient: float = Field(ge=0)
     """Reward that each token loses per nat of log p policy - log p reference (arXiv 2203.02155: 0.02)."""
+    reference: PhaseName | None
+    """The earlier phase whose model is the reference; null: the model that the phase starts from."""
     value_clip: float = Field(gt=0)
     """How far an update may move a token's value from that before the first one, and still lower the loss (0.2)."""
     critic_rate_ratio: float = Field(gt=0)

@@ -89,6 +89,11 @@ class PhaseRecipe(Frozen):
         return self.objective.reward_model if isinstance(self.objective, PolicyObjective) else None
 
     @property
+    def reference(self) -> PhaseName | None:
+        """The phase whose model the phase is held to; None where that is its start, or it is held to none."""
+        return self.objective.reference if isinstance(self.objective, DpoObjective | PpoObjective) else None
+
+    @property
     def reads_pairs(self) -> bool:
         """Whether the phase trains on preference pairs."""
         return isinstance(self.objective, RewardObjective | DpoObjective)

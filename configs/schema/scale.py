@@ -104,6 +104,7 @@ class Scale(Frozen):
                     f"start to the phase that {start.name} starts from"
                 )
             self._refuse_wrong_reward_model(phase, self.phases[:number])
+            self._refuse_wrong_reference(phase, self.phases[:number])
         sections = dict(zip(names, self.phases, strict=True))
         for course in self.courses:
             for before, name in pairwise(course.recipe.phases):
@@ -122,6 +123,20 @@ class Scale(Frozen):
             fix = f"set it to {' or '.join(models)}" if models else "put a phase of objective reward before it"
             raise ValueError(
                 f"phase {phase.name}: objective.reward_model {named} is no earlier phase of objective reward: {fix}"
+            )
+
+    def _refuse_wrong_reference(self, phase: PhaseSection, earlier: tuple[PhaseSection, ...]) -> None:
+        named = phase.recipe.reference
+        models = [section.name for section in earlier if section.recipe.trains_language_model]
+        if named is not None and named not in models:
+            raise ValueError(
+                f"phase {phase.name}: objective.reference {named} is no earlier phase that leaves a language model: "
+                f"set it to {' or '.join([*models, 'null'])}"
+            )
+        if named is not None and phase.recipe.samples_answers and phase.recipe.adapter.kind != "none":
+            raise ValueError(
+                f"phase {phase.name}: objective.reference {named} with adapter.kind {phase.recipe.adapter.kind}, whose "
+                f"reference is the policy without its adapter: set it to null, or train all weights"
             )
 
     @model_validator(mode="after")

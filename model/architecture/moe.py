@@ -261,8 +261,11 @@ def sequence_balance_loss(
     return (share_BE * mean_score_BE).sum(-1).mean()
 
 
+BY_SIGN = RouterBiasRule(kind="sign", max_bias=0.0)
+
+
 @torch.no_grad()
-def update_router_bias(model: nn.Module, expert_counts_LE: Tensor, rate: float, rule: RouterBiasRule) -> None:
+def update_router_bias(model: nn.Module, expert_counts_LE: Tensor, rate: float, rule: RouterBiasRule = BY_SIGN) -> None:
     """Loss-free balancing, once per optimizer step: bias += rate * sign(mean count - count), or by the rule `ratio`
     rate * (1 - count / mean count); then within the rule's bound.
 

@@ -82,13 +82,14 @@ def train_phase(
     pairs: Artifact[PackedPairs] | None = None,
     reference: Artifact[Record] | None = None,
     reward_model: Artifact[TrainedCheckpoint] | None = None,
+    reference_model: Artifact[TrainedCheckpoint] | None = None,
 ) -> TrainedCheckpoint:
     """`packed`, `shards` and `chats` (where conversations were packed) belong to objectives on rows, `prompts` to
-    policy objectives, `pairs` to reward and DPO, `reference` (the start's log-probabilities of the pairs) to DPO,
-    `reward_model` to policy objectives that name one; each is None for the other kinds. `validation` are shards of
-    held-out documents; None measures nothing while training. Raises ValueError for what cannot be trained,
-    JobFailedError with the failing rank's last lines when training fails, JobLostError when it was taken away: then the
-    same call continues from the latest checkpoint."""
+    policy objectives, `pairs` to reward and DPO, `reference` (the log-probabilities of the pairs by the model that DPO
+    is held to) to DPO, `reward_model` and `reference_model` to policy objectives that name one; each is None for the
+    other kinds. `validation` are shards of held-out documents; None measures nothing while training. Raises ValueError
+    for what cannot be trained, JobFailedError with the failing rank's last lines when training fails, JobLostError when
+    it was taken away: then the same call continues from the latest checkpoint."""
     refuse_impossible_training(recipe, resources)
     refuse_missing_tracker(resources)
     num_long_prompts = 0 if prompts is None else _count_long_prompts(prompts, tokenizer, recipe)
@@ -120,6 +121,7 @@ def train_phase(
         pairs=pairs,
         reference=reference,
         reward_model=reward_model,
+        reference_model=reference_model,
     )
     train(job, output)
     reads_chats = recipe.objective.kind in ("sft", "rejection_sampling")
@@ -150,6 +152,7 @@ def describe_job(
     pairs: Artifact[PackedPairs] | None = None,
     reference: Artifact[Record] | None = None,
     reward_model: Artifact[TrainedCheckpoint] | None = None,
+    reference_model: Artifact[TrainedCheckpoint] | None = None,
 ) -> TrainingJob:
     """What the ranks read: rows and shards by address and digests, which the ranks verify; the rest as local paths,
     their checksums verified."""
@@ -165,6 +168,7 @@ def describe_job(
         prompts_path="" if prompts is None else str(prompts.path("prompts.parquet")),
         pairs_dir="" if pairs is None else str(pairs.path("train.parquet").parent),
         reference_path="" if reference is None else str(reference.path("scores.parquet")),
+        reference_dir="" if reference_model is None else str(reference_model.directory("hf")),
         reward_model_dir="" if reward_model is None else str(reward_model.directory("hf")),
         tokenizer_path=str(tokenizer.path("tokenizer.json")),
         start_dir="" if start is None else str(start.directory("handover")),

@@ -128,7 +128,7 @@ def test_a_name_and_an_objective_that_disagree_are_refused(template, tree):
         {"kind": "sft"},
         SAMPLING,
         {"kind": "reward"},
-        {"kind": "dpo", "beta": 0.1},
+        {"kind": "dpo", "beta": 0.1, "reference": None},
         *({**policy, "kind": kind, "loss_mean": "answers"} for kind in ("grpo", "gspo")),
         {**policy, **CRITIC, "kind": "ppo"},
     ]
@@ -146,7 +146,14 @@ def test_a_name_and_an_objective_that_disagree_are_refused(template, tree):
                 Scale(**values)
 
 
-CRITIC = {"discount": 1.0, "gae_lambda": 0.95, "kl_coefficient": 0.02, "value_clip": 0.2, "critic_rate_ratio": 1.0}
+CRITIC = {
+    "discount": 1.0,
+    "gae_lambda": 0.95,
+    "kl_coefficient": 0.02,
+    "value_clip": 0.2,
+    "critic_rate_ratio": 1.0,
+    "reference": None,
+}
 """What PPO adds to the settings of GRPO."""
 SAMPLING = {
     "kind": "rejection_sampling",
@@ -215,6 +222,29 @@ def test_a_reward_model_is_an_earlier_phase_with_a_weight(phase, weight, message
     assert scale_of(tree, tmp_path).phases[-1].recipe.reward_model == "reward_model"
     recipe["objective"] = scored_by(objective, None, 0.0)
     assert scale_of(tree, tmp_path).phases[-1].recipe.reward_model is None
+
+
+def test_a_reference_is_an_earlier_language_model_of_the_run(tree, tmp_path):
+    recipe = phase_of(tree, "rl_reasoning")["recipe"]
+    ppo = recipe["objective"] | CRITIC | {"kind": "ppo"}
+    for named, message in (
+        (
+            "reward_model",
+            "objective.reference reward_model is no earlier phase that leaves a language model: set it to",
+        ),
+        ("rl_reasoning", "objective.reference rl_reasoning is no earlier phase that leaves a language model"),
+    ):
+        recipe["objective"] = ppo | {"reference": named}
+        with pytest.raises(ValueError, match=message):
+            scale_of(tree, tmp_path)
+    recipe["objective"] = ppo | {"reference": "mid_reasoning"}
+    scale = scale_of(tree, tmp_path)
+    assert choose_stages(scale, "mid_reasoning", "sft", None).phases[-1].recipe.reference == "mid_reasoning"
+    with pytest.raises(ValueError, match="phase rl_reasoning is held to mid_reasoning, which comes before"):
+        choose_stages(scale, "rl_reasoning", "sft", None)
+    recipe["adapter"] = recipe["adapter"] | {"kind": "lora"}
+    with pytest.raises(ValueError, match="whose reference is the policy without its adapter"):
+        scale_of(tree, tmp_path)
 
 
 def test_a_reward_model_before_the_first_stage_is_refused(tree, tmp_path):

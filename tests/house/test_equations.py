@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from configs.load import load_scale
-from configs.schema import ImportanceRecipe, RouterBiasRule
+from configs.schema import ImportanceRecipe
 from model.architecture.losses import IGNORED, LanguageHead
 from model.architecture.moe import Router, sequence_balance_loss, update_router_bias
 from model.architecture.mtp import MtpLayer, mtp_targets
@@ -65,7 +65,7 @@ def test_router_bias_and_balance():
     )
     counts_E = torch.bincount(ids_TK.flatten(), minlength=recipe.n_routed_experts)
     after = page("next_bias", router.e_score_correction_bias.clone(), counts_E, 0.001)
-    update_router_bias(router, counts_E[None], 0.001, RouterBiasRule(kind="sign", max_bias=0.0))
+    update_router_bias(router, counts_E[None], 0.001)
     assert torch.equal(after, router.e_score_correction_bias)
     close(page("balance_loss", scores_TE, K), sequence_balance_loss(scores_TE[None], K))
 

@@ -11,7 +11,7 @@ from model.architecture.transformer import Glm4Moe
 from tasks.training.parallel.recompute import recompute_activations
 from tests.support.model_recipes import GLM46, random_model
 
-RATE, SIGN = 0.001, RouterBiasRule(kind="sign", max_bias=0.0)
+RATE = 0.001
 
 
 def routers_of(model: Glm4Moe) -> list[Router]:
@@ -56,7 +56,7 @@ def test_bias_moves_once_per_step_by_exact_counts_of_all_micro_batches(dtype: to
         assert torch.equal(biases_of(model), before), "a micro-batch moved the bias"
     assert torch.equal(counts_LE, selected_LE)
     assert counts_LE.max() > 256, "more than bfloat16 counts"
-    update_router_bias(model, counts_LE, RATE, SIGN)
+    update_router_bias(model, counts_LE, RATE)
     direction = (selected_LE.double().mean(-1, keepdim=True) - selected_LE).sign().float()
     assert torch.equal(biases_of(model), before + RATE * direction)
 
@@ -86,7 +86,7 @@ def test_counts_that_bfloat16_would_round_over_the_mean_move_the_right_way() -> 
     rounded = torch.stack([counts_LE.bfloat16() for counts_LE in of_ranks]).sum(0)
     assert (rounded[0, 0] - rounded[0].float().mean()).sign() >= 0
     model = Glm4Moe(GLM46)
-    update_router_bias(model, of_ranks[0] + of_ranks[1], RATE, SIGN)
+    update_router_bias(model, of_ranks[0] + of_ranks[1], RATE)
     torch.testing.assert_close(biases_of(model)[0], torch.tensor([RATE] + [-RATE] * 7))
     with pytest.raises(AssertionError):
-        update_router_bias(model, rounded, RATE, SIGN)
+        update_router_bias(model, rounded, RATE)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from configs.schema import ModelRecipe, RouterBiasRule
+from configs.schema import ModelRecipe
 from model.architecture.attention import Attention
 from model.architecture.moe import MixtureOfExperts, Router, sequence_balance_loss, update_router_bias
 from model.architecture.rotary import rotary_tables
@@ -196,7 +196,7 @@ def test_bias_update_moves_by_rate_towards_the_mean_and_is_exact_for_large_count
     counts = torch.full((3, 8), 2**53, dtype=torch.int64)
     counts[0, 0] += 8
     counts[1] = torch.tensor([0, 2, 1, 1, 1, 1, 1, 1])
-    update_router_bias(model, counts, 0.001, RouterBiasRule(kind="sign", max_bias=0.0))
+    update_router_bias(model, counts, 0.001)
     biases = [module.e_score_correction_bias for module in model.modules() if isinstance(module, Router)]
     torch.testing.assert_close(biases[0], torch.tensor([-0.001] + [0.001] * 7))
     torch.testing.assert_close(biases[1], torch.tensor([0.001, -0.001] + [0.0] * 6))

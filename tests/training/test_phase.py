@@ -300,7 +300,7 @@ def test_two_ranks_and_smaller_micro_batches_equal_one_rank(inputs):
 def test_what_cannot_be_trained_is_refused_before_anything_starts(inputs):
     for recipe, resources, message in (
         (
-            small_recipe(seed=1, objective={"kind": "dpo", "beta": 0.1}),
+            small_recipe(seed=1, objective={"kind": "dpo", "beta": 0.1, "reference": None}),
             RESOURCES,
             "objective dpo with an mtp_loss_weight above 0",
         ),

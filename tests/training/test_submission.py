@@ -23,7 +23,15 @@ TWO_NODES = RESOURCES.model_copy(
     update={"launcher": "ssh", "num_ranks": 2, "ranks_per_node": 1, "micro_batch_sequences": 1, "queue": QUEUE}
 )
 NO_FILES = ("packed", "shards", "validation")
-NO_PATHS = ("prompts_path", "pairs_dir", "reference_path", "reward_model_dir", "tokenizer_path", "start_dir")
+NO_PATHS = (
+    "prompts_path",
+    "pairs_dir",
+    "reference_path",
+    "reference_dir",
+    "reward_model_dir",
+    "tokenizer_path",
+    "start_dir",
+)
 
 
 class Nodes:

@@ -146,7 +146,7 @@ class PolicyData:
         if trainable.critic is not None:
             self.critic = trainable.critic.model
             if job.recipe.adapter.kind == "none":
-                self.reference = open_frozen(job.start_weights_dir, self.dtype, trainable.device)
+                self.reference = open_frozen(job.reference_dir or job.start_weights_dir, self.dtype, trainable.device)
         if job.reward_model_dir:
             self.reward_model = open_frozen(job.reward_model_dir, self.dtype, trainable.device, is_scored=True)
 

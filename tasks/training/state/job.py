@@ -38,7 +38,9 @@ class TrainingJob(Frozen):
     pairs_dir: str
     """Directory of train.parquet and validation.parquet, the pairs of a reward or DPO objective, else empty."""
     reference_path: str
-    """scores.parquet of the start on the same pairs for DPO, else empty."""
+    """scores.parquet of the reference on the same pairs for DPO, else empty."""
+    reference_dir: str
+    """Hugging Face directory of the model that PPO is held to; empty where that is the start."""
     reward_model_dir: str
     """Hugging Face directory of the reward model that scores answers; empty where none does."""
     tokenizer_path: str

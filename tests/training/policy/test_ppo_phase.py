@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from model.formats.hf_checkpoint import load_model
 from model.text.tokenizer_layout import tokenizer_for_text
 from tests.configs.test_phase_graph import CRITIC
-from tests.support.training_inputs import TrainingInputs, metrics_of
+from tests.support.training_inputs import ROWS_PER_STEP, TrainingInputs, metrics_of
 from tests.training.preference.test_pair_phases import pair_arguments, pair_recipe
-from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe, sft_recipe
+from tests.training.test_objectives import ANSWERS, GRPO, course, rl_recipe, sft_recipe
 from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 
 PPO = {**GRPO, **CRITIC, "kind": "ppo", "updates_per_rollout": 2}
@@ -57,6 +57,18 @@ def test_ppo_raises_the_reward_and_measures_policy_and_critic(inputs, tuned):
     assert state["optimizer_steps"] == state["policy"]["num_critic_updates"] == 2 * NUM_STEPS
     assert artifact.record.objective == "ppo" and "score.weight" not in load_file(artifact.path("hf/model.safetensors"))
     assert "score.weight" in load_file(artifact.path("handover/critic-master-00001.safetensors"))
+
+
+def test_the_policy_is_held_to_the_reference_that_is_named_and_else_to_its_start(inputs, tuned):
+    other = inputs.train(inputs.chat_arguments(sft_recipe(num_steps=2, course=course("other", 1e-3, ROWS_PER_STEP))))
+    arguments = inputs.prompt_arguments(ppo_recipe(2), ANSWERS, start=tuned)
+    by_name = {
+        name: metrics_of(inputs.train(arguments | {"reference_model": model}).path("metrics.jsonl"))
+        for name, model in (("null", None), ("start", tuned), ("other", other))
+    }
+    divergences = {name: [line["reference_kl"] for line in lines] for name, lines in by_name.items()}
+    assert divergences["null"] == divergences["start"] and divergences["null"][0] == 0.0
+    assert abs(divergences["other"][0]) > 0.01, "of the first answers, before any update"
 
 
 def test_a_killed_ppo_phase_continues_to_the_same_policy_and_critic(inputs, tuned, tmp_path):
