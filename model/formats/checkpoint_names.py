@@ -37,3 +37,10 @@ def to_checkpoint_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = checkpoint_names(name, tensor.shape[0] if tensor.dim() else 0)
         tensors.update(zip(names, [tensor] if names == [name] else tensor.unbind(0), strict=True))
     return tensors
+
+
+def wrong_shape(name: str, held: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """What is wrong with a tensor of another shape, and what to do."""
+    is_turned = held == wanted[::-1]
+    fix = "it is transposed, export it again" if is_turned else "config.json belongs to another model, take its own"
+    return f"tensor {name} has shape {held}, the model wants {wanted}: {fix}"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import ModelRecipe
-from model.formats.checkpoint_names import stacked_name
+from model.formats.checkpoint_names import stacked_name, wrong_shape
 
 LATEST_FILE = "latest"
 _RANK_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_(?:optim|model)_states\.pt")
@@ -128,9 +128,7 @@ class DeepSpeedFiles:
                 raise ValueError(f"{self.directory}: tensor {name} is missing{hint if name.startswith(mtp) else ''}")
             held = self.stored[theirs].shape
             if tuple(held) != tuple(whole):
-                raise ValueError(
-                    f"{self.directory}: tensor {theirs} has shape {tuple(held)}, the model wants {tuple(whole)}"
-                )
+                raise ValueError(f"{self.directory}: {wrong_shape(theirs, tuple(held), tuple(whole))}")
             used.add(theirs)
             places[name] = _Place(theirs, start)
         for theirs in sorted(set(self.stored) - used):

@@ -24,7 +24,7 @@ from torch import Tensor
 from configs.load import describe_problems
 from configs.schema import ModelRecipe
 from model.architecture.transformer import Glm4Moe
-from model.formats.checkpoint_names import checkpoint_shapes, stacked_name
+from model.formats.checkpoint_names import checkpoint_shapes, stacked_name, wrong_shape
 from model.formats.safetensors_writer import write_safetensors
 
 CONFIG_FILE = "config.json"
@@ -324,7 +324,7 @@ def mtp_copies(recipe: ModelRecipe) -> dict[str, str]:
 
 def _check_header(header: Any, name: str, path: Path, shape: torch.Size) -> None:
     if tuple(header.get_shape()) != tuple(shape):
-        raise ValueError(f"{path}: tensor {name} has shape {tuple(header.get_shape())}, the model wants {tuple(shape)}")
+        raise ValueError(f"{path}: {wrong_shape(name, tuple(header.get_shape()), tuple(shape))}")
     if name.endswith(ROUTER_BIAS) and header.get_dtype() != "F32":
         raise ValueError(
             f"{path}: {name} is {header.get_dtype()}, must be float32 (rounding it selects other experts): export it "

@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from configs.schema import ModelRecipe
+from model.formats.checkpoint_names import wrong_shape
 from model.formats.hf_checkpoint import ROUTER_BIAS
 
 ITERATION, LATEST_FILE = "iter_0000000", "latest_checkpointed_iteration.txt"
@@ -247,7 +248,7 @@ class MegatronFiles:
         for key, tensor in self.tensors.items():
             held, wanted = tuple(stored[key].size), tuple(joined_shape(tensor, shapes))
             if held != wanted:
-                raise ValueError(f"{found}: tensor {key} has shape {held}, the model wants {wanted}")
+                raise ValueError(f"{found}: {wrong_shape(key, held, wanted)}")
         self.places = {
             name: (key, number)
             for key, tensor in self.tensors.items()

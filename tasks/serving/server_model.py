@@ -96,11 +96,11 @@ class EndpointModel(SuiteModel):
             if not answers:
                 break
             written += shown_answers(answers, self.enable_thinking)
-            messages = [*messages, *_exchange(said, calls, answers)]
+            messages = [*messages, *tool_exchange(said, calls, answers)]
         return written
 
 
-def _exchange(said: str, calls: Sequence[tuple[str, str]], answers: Sequence[str]) -> list[dict[str, Any]]:
+def tool_exchange(said: str, calls: Sequence[tuple[str, str]], answers: Sequence[str]) -> list[dict[str, Any]]:
     """The messages of a turn with calls and of what these were answered."""
     functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     made = [{"id": f"call{n}", "type": "function", "function": each} for n, each in enumerate(functions)]

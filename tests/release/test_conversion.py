@@ -162,7 +162,7 @@ EXPERT = "model.layers.1.mlp.experts.5.up_proj.weight"
     [
         (lambda t: t.pop(EXPERT), rf"tensor {EXPERT} is missing"),
         (lambda t: t.update(extra=torch.zeros(1)), "unexpected tensor extra"),
-        (lambda t: t.update({EXPERT: t[EXPERT].T.contiguous()}), rf"{EXPERT} has shape \(64, 32\), the model wants"),
+        (lambda t: t.update({EXPERT: t[EXPERT].T.contiguous()}), rf"{EXPERT} has shape \(64, 32\), .*it is transposed"),
         (lambda t: t[EXPERT].view(-1)[7:8].fill_(torch.nan), rf"tensor {EXPERT} has numbers that are not finite"),
         (lambda t: t.update({EXPERT: t[EXPERT].float()}), rf"tensor {EXPERT} is F32 and .* BF16"),
     ],

@@ -17,6 +17,7 @@ from infra.serving.model_server import Access, running_model_server, start_model
 from infra.serving.required_call import grammar, parse, required_call, texts_of
 from model.formats.gguf_checkpoint import write_gguf
 from model.text.chat_template import render
+from tasks.data.prompts.python_turns import SHOWN_TOOLS
 from tasks.release.served_requests import (
     NUM_CONCURRENT,
     calls_of_file,
@@ -27,6 +28,7 @@ from tasks.release.served_requests import (
     check_schema,
     check_stream,
 )
+from tasks.serving.server_model import tool_exchange
 from tests.conftest import ROOT
 from tests.release.test_release import SERVING, answers_of, gguf, reference_of, served, store  # noqa: F401
 from tests.support.evaluation_fakes import checkpoint
@@ -164,6 +166,21 @@ def test_a_required_call_begins_as_training_writes_it(served, choice, tools):  #
     turns = [{"role": "user", "content": "How warm is it?"}, called]
     segments = render(turns, tools, enable_thinking=False, add_generation_prompt=False)
     assert "".join(segment.text for segment in segments) == f"{begun}weather\n</tool_call>"
+
+
+def test_what_a_tool_answered_is_rendered_as_training_writes_it(served):  # noqa: F811
+    """As `glm46 eval` sends the turns of a model that runs programs."""
+    asked, code = {"role": "user", "content": "What is 6 times 7?"}, {"code": "print(6 * 7)"}
+    turns = [asked, *tool_exchange("I compute.", [("python", json.dumps(code))], ["42"])]
+    tools, thinking = json.loads(SHOWN_TOOLS), {"enable_thinking": False}
+    body = json.dumps({"messages": turns, "tools": tools, "chat_template_kwargs": thinking}).encode()
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{served.url}/apply-template", body, JSON), timeout=30
+    ) as answer:
+        prompt = json.load(answer)["prompt"]
+    called = {"role": "assistant", "content": "I compute.", "tool_calls": [{"name": "python", "arguments": code}]}
+    messages = [asked, called, {"role": "tool", "content": "42"}]
+    assert prompt == "".join(each.text for each in render(messages, tools, add_generation_prompt=True, **thinking))
 
 
 def test_a_call_of_an_unknown_function_is_refused_and_other_requests_pass_unchanged(served):  # noqa: F811
