@@ -265,7 +265,7 @@ def evaluate_checkpoint(*, checkpoint, suite, recipe, resources, output: Output)
     write_expert_use(output.path(EXPERTS_FILE), case.experts)
     asked = suite_digest({item.item_id: item.prompt_digest for item in items})
     normalised = 0.5 if any(item.kind == CHOICE for item in items) else None
-    return _evaluation(items, list(case.experts), normalised, 1, asked, checkpoint.digest)
+    return _evaluation(items, list(case.experts), None, normalised, 1, asked, checkpoint.digest)
 
 
 @step(content=(SUITE_FILE, "suite.items.jsonl"))
