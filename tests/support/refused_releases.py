@@ -18,6 +18,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
@@ -35,13 +39,17 @@ from infra.home import Home
 from infra.step import Artifact, Output, Step, step
 from infra.storage.open_store import open_store
 from infra.storage.store import Store
+from model.formats import gguf_importance
+from tasks.data.packing.pack_pairs import PackedPairs
 from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, SuiteEvaluation
 from tasks.evaluation.benchmarks.suite_changes import suite_changes
 from tasks.evaluation.comparisons import ANSWERED_KINDS, FIGURES, figure_changes
+from tasks.evaluation.engine import document_token_ids
 from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint as answering_step
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
 from tasks.evaluation.items import ARITHMETIC, CHOICE, Item, suite_digest, write_items
+from tasks.evaluation.score_pairs import PairScores
 from tasks.prepared_data import PreparedData
 from tasks.release import check_parity as parity
 from tasks.release import convert_to_gguf as conversion
@@ -51,12 +59,23 @@ from tasks.release.check_parity import ParityReport
 from tasks.release.convert_to_gguf import GgufFiles
 from tasks.release.evaluate_gguf import GgufEvaluation
 from tasks.release.evaluate_quantized import QuantizedEvaluation
+from tasks.release.measure_importance import IMPORTANCE_FILE, ImportanceMatrix
 from tasks.release.quantize_checkpoint import QuantizedCheckpoint
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tests.evaluation.benchmarks.planned_suites import right_answers, write_planned
 from tests.evaluation.benchmarks.toy_suite import NEEDLE, toy_suite
-from tests.support.evaluation_fakes import EVALUATION_RESOURCES, RECIPE, checkpoint, commit, evaluation_suite
-from tests.support.gate_items import BALANCED, GATE, answers_of, document, items_of, mixed
+from tests.support.evaluation_fakes import (
+    DOCUMENTS,
+    EVALUATION_RESOURCES,
+    RECIPE,
+    VOCAB_SIZE,
+    checkpoint,
+    commit,
+    evaluation_suite,
+    toy_tokenizer,
+)
+from tests.support.gate_items import BALANCED, GATE, NUM_ITEMS, answers_of, document, items_of, mixed
+from tests.support.model_recipes import GLM46, random_model
 from tests.support.pipeline import environment
 from tests.support.report_fakes import metrics_of_phase, rollouts_of_phase
 from tests.support.reported_data import contamination, reported_data, toy
@@ -64,6 +83,7 @@ from tests.support.reported_data import contamination, reported_data, toy
 MODEL = "glm46-refused"
 NUM_LOADED = 100_000_000
 LOADED = (ExpertUse(0, (30_000_000, 56_000_000, 57_000_000, 57_000_000), NUM_LOADED),)
+REWARD = "reward_model"
 LAME = (ExpertUse(0, (1_000_000, 1_000_000, 99_000_000, 99_000_000), NUM_LOADED),)
 SUITE = mixed(code=(20, 1.0), web=(40, 1.0))
 
@@ -88,6 +108,12 @@ class Case:
     """Whether the gates of the phases want a gain in their own figure."""
     found_needles: float = 0.9
     """Share of the suite's items that are answered rightly."""
+    found_by_format: float | None = None
+    """The same of a checkpoint in FORMAT; None: the release has none."""
+    has_idle_expert: bool = False
+    """Whether the release has a calibrated GGUF file, and the router chooses one expert for no calibration token."""
+    pair_margins: tuple[float, ...] = ()
+    """By how much the reward model puts the preferred answer of each held-out pair first."""
     served_answers: float | None = None
     """Share of right answers of the served file to the problems in conversations; None: those of the checkpoint."""
     contaminated_items: int = 0
@@ -98,7 +124,7 @@ class Case:
 
     @property
     def is_quantized(self) -> bool:
-        return self.doubled_scales or self.routing_agreement is not None
+        return self.doubled_scales or self.routing_agreement is not None or self.found_by_format is not None
 
 
 def same(**changes: Any) -> Callable[[], list[Item]]:
@@ -176,6 +202,9 @@ CASES = {
     "a benchmark below the champion's": Case(
         same(), "accuracy of benchmark needle differs from the champion's by -0.4000", found_needles=0.5
     ),
+    "a benchmark below the anchor's": Case(
+        same(), "accuracy of benchmark needle differs from the anchor's by -0.2500", found_needles=0.75
+    ),
     "a benchmark too low": Case(same(), "accuracy of benchmark needle 0.2000, at least 0.3", found_needles=0.2),
     "quantization": Case(same(), "bits per byte that Q8_0 loses against F32 0.5000", quantization_loss=0.5),
     "quantization to no number": Case(
@@ -192,6 +221,23 @@ CASES = {
     "a broken quantization": Case(
         same(), "bits per byte that FP8_DYNAMIC loses against the checkpoint ", doubled_scales=True
     ),
+    "a benchmark of a format": Case(
+        same(),
+        "accuracy of benchmark needle by FP8_DYNAMIC differs from the checkpoint's by -0.4000",
+        found_by_format=0.5,
+    ),
+    "an idle expert": Case(
+        same(),
+        "share of 16 experts that no calibration token of the importance matrix reaches ",
+        has_idle_expert=True,
+        four_bit_loss=0.1,
+    ),
+    "a reward model that guesses": Case(
+        same(), "pair_accuracy 0.5000, at least 0.6", pair_margins=(0.1, -0.1) * 20, from_stage=REWARD
+    ),
+    "a reward model that is too sure": Case(
+        same(), "calibration_error 0.2999, at most 0.2", pair_margins=(9.0,) * 28 + (-9.0,) * 12, from_stage=REWARD
+    ),
     "contamination": Case(
         same(), "share of an evaluation source that training data quotes 0.0500, at most 0.01", contaminated_items=3
     ),
@@ -200,11 +246,13 @@ CASES = {
     "exported weights": Case(same(), "parity: transformers at ", exports_other_weights=True),
 }
 PROMOTED = {
-    "first": Case(same(documents=mixed(code=(20, 0.92), web=(40, 0.92)), answers=answers_of(0.7)), ""),
+    "first": Case(
+        same(documents=mixed(code=(20, 0.92), web=(40, 0.92)), answers=answers_of(0.7)), "", found_needles=1.0
+    ),
     "second": Case(same(answers=answers_of(0.9)), ""),
 }
-"""The second is worse than the first in bits per byte, within the margin, and better in pass@1: the first stays the
-anchor of the other."""
+"""The second is worse than the first in bits per byte and in the benchmark, within the margins, and better in pass@1:
+the first stays the anchor of the others."""
 
 REIGNING = {
     "champion": "2",
@@ -271,14 +319,19 @@ def evaluate_checkpoint(*, checkpoint, suite, recipe, resources, output: Output)
 @step(content=(SUITE_FILE, "suite.items.jsonl"))
 def evaluate_suite(*, checkpoint, files, recipe, resources, output: Output) -> SuiteEvaluation:
     """The answers that are planned for the candidate."""
-    return write_planned(output.path(SUITE_FILE), {"needle": right_answers(case_of(checkpoint).found_needles)})
+    return write_planned(output.path(SUITE_FILE), {"needle": needles(case_of(checkpoint).found_needles)})
+
+
+def needles(share: float) -> list[float]:
+    """As many as an interval needs that is narrower than a fourth of the margin."""
+    return right_answers(share, num_items=400)
 
 
 @step(content=("model-*.gguf",))
 def convert_to_gguf(*, checkpoint, recipe, output: Output, importance=None) -> GgufFiles:
     """The real files, of the candidate or of other weights."""
     given = WEIGHTS["random"] if case_of(checkpoint).serves_other_weights else checkpoint
-    return conversion.convert_to_gguf(checkpoint=given, recipe=recipe, output=output)
+    return conversion.convert_to_gguf(checkpoint=given, recipe=recipe, output=output, importance=importance)
 
 
 @step(content=("gguf_scores.json",))
@@ -336,9 +389,51 @@ def evaluate_quantized(*, checkpoint, evaluation, benchmarks, output: Output, **
     benchmarks are as planned of the format, too."""
     answers, planned = WEIGHTS["answers of trained"], benchmarks.evaluation.path(SUITE_FILE)
     made = measurement.evaluate_quantized(checkpoint=checkpoint, evaluation=answers, output=output, **given)
-    agreement = case_of(checkpoint).routing_agreement
+    agreement, share = case_of(checkpoint).routing_agreement, case_of(checkpoint).found_by_format
     measured = made if agreement is None else made.model_copy(update={"routing_agreement": agreement})
-    return measured.model_copy(update={"benchmarks": suite_changes(planned, planned)})
+    with tempfile.TemporaryDirectory() as directory:
+        answered = planned if share is None else Path(directory) / SUITE_FILE
+        if share is not None:
+            write_planned(answered, {"needle": needles(share)})
+        return measured.model_copy(update={"benchmarks": suite_changes(planned, answered)})
+
+
+@step(content=(IMPORTANCE_FILE,))
+def measure_importance(*, checkpoint, output: Output, **given: Any) -> ImportanceMatrix:
+    """The real measurement on the toy documents, of a model of the candidate's shape whose router leaves an expert."""
+    model, layer = random_model(GLM46.model_copy(update={"vocab_size": VOCAB_SIZE})), GLM46.first_k_dense_replace
+    with torch.no_grad():
+        model.get_buffer(f"model.layers.{layer}.mlp.gate.e_score_correction_bias")[1] = -100.0
+    importance = gguf_importance.measure_importance(
+        model, [document_token_ids(toy_tokenizer(), text)[:200] for text in DOCUMENTS.values()]
+    )
+    save_file(importance.columns, output.path(IMPORTANCE_FILE))
+    return ImportanceMatrix(
+        checkpoint_digest=checkpoint.digest,
+        num_matrices=len(importance.columns),
+        num_tokens=importance.num_tokens,
+        **vars(importance.coverage),
+    )
+
+
+@step(content=("*.parquet",))
+def pack_pairs(*, preferences, tokenizer, recipe, output: Output) -> PackedPairs:
+    """Pairs of token ids that nobody reads: what they score is planned."""
+    for part in ("train", "validation", "test"):
+        rows = [{"id": f"{part} {n:02d}", "collection": "made", "answer_start": 1} for n in range(NUM_ITEMS)]
+        pq.write_table(pa.Table.from_pylist(rows), output.path(f"{part}.parquet"))
+    return PackedPairs(num_training=1, num_validation=1, num_test=NUM_ITEMS, too_long={}, training_tokens=1)
+
+
+@step(content=("scores.parquet",))
+def score_pairs(*, checkpoint, pairs, recipe, resources, output: Output) -> PairScores:
+    """The margins that are planned for the candidate."""
+    rows = [
+        {"id": f"test {number:02d}", "chosen": margin, "rejected": 0.0}
+        for number, margin in enumerate(case_of(checkpoint).pair_margins)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), output.path("scores.parquet"))
+    return PairScores(num_pairs=len(rows), is_scored=True)
 
 
 WEIGHTS: dict[str, Artifact[Any]] = {}
@@ -389,7 +484,9 @@ def write_scale(path: Path) -> None:
     tree["scale"] = "refused"
     gate = GATE.model_copy(update={"own_figure": "pass_at_1", "max_expert_cv": 0.2}).model_dump(mode="json")
     for phase in tree["phases"]:
-        if phase["recipe"]["objective"]["kind"] != "reward":
+        if phase["name"] == REWARD:
+            phase["recipe"]["gate"] |= {"min_pair_accuracy": 0.6, "max_calibration_error": 0.2}
+        else:
             phase["recipe"]["gate"] = gate
     tree["evaluation"]["recipe"] = RECIPE.model_dump(mode="json")
     tree["data"]["recipe"]["synthesize"] |= {"tasks": {"calculator": 1}, "num_evaluation_tasks": 1}
@@ -397,7 +494,7 @@ def write_scale(path: Path) -> None:
     tree["evaluation"]["suite"] |= {"bounds": {"needle": {"worst": 0.3, "margin": 0.2}}}
     path.with_name("needle.yaml").write_text(yaml.safe_dump(toy_suite() | {"benchmarks": [NEEDLE]}))
     tree["release"]["recipe"] |= {"smoke_prompt_tokens": 12, "smoke_new_tokens": 40}
-    tree["release"]["recipe"] |= {"gguf_types": ["F32", "Q8_0"], "max_4_bit_bits_per_byte": 0.5}
+    tree["release"]["recipe"]["max_4_bit_bits_per_byte"] = 0.5
     path.write_text(yaml.safe_dump(tree))
 
 
@@ -412,6 +509,7 @@ def leave(code: int) -> None:
 def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """How the run of each of these candidates ended, by its name."""
     import flows.assess_checkpoint
+    import flows.assess_pairs
     import flows.assess_suite
     import flows.cli.command
     import flows.full_pipeline
@@ -419,6 +517,7 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
     import flows.release_model
     import flows.train_phases
     from flows.cli.serving.compare_formats import compare_formats
+    from flows.quantize_model import NO_TEXTS
     from infra.registry.model_registry import open_registry
     from tasks.data.sources.list_sources import SourceListing
 
@@ -426,11 +525,15 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
     flows.full_pipeline.list_sources = lambda data, say, needed: SourceListing(())
     flows.assess_checkpoint.evaluate_checkpoint = evaluate_checkpoint
     flows.assess_suite.evaluate_suite = evaluate_suite
+    flows.assess_pairs.score_pairs = score_pairs
     flows.quantize_model.convert_to_gguf = convert_to_gguf
+    flows.quantize_model.measure_importance = measure_importance
     flows.quantize_model.quantize_checkpoint = quantize_checkpoint
     flows.quantize_model.evaluate_quantized = evaluate_quantized
     flows.release_model.evaluate_gguf = evaluate_gguf
+    flows.release_model.calibration_texts = lambda run, prepared: NO_TEXTS
     flows.release_model.check_parity = check_parity
+    flows.train_phases.pack_pairs = pack_pairs
     flows.train_phases.train_phase = Step(train_phase, ("hf/*",), ("*.jsonl",), (), (), ())
     flows.cli.command._leave = leave
     registry, ended = open_registry(home), {}
@@ -496,10 +599,13 @@ def adapt(scale: Path, case: Case, is_quantized: bool) -> None:
     """What the run of this candidate asks for."""
     tree = yaml.safe_load(scale.read_text())
     release = tree["release"]["recipe"]
+    release["gguf_types"] = ["F32", "Q8_0", *(["Q4_K_M"] if case.has_idle_expert else [])]
     release["quantized_formats"] = [FORMAT] if is_quantized else []
     release["min_routing_agreement"] = {} if case.routing_agreement is None else {FORMAT: MIN_AGREEMENT}
     for phase in tree["phases"]:
-        if phase["recipe"]["objective"]["kind"] != "reward":
+        if phase["name"] == REWARD:
+            phase["recipe"]["seed"] = ORDER.index(case)  # another recipe: each trains a model of its own
+        else:
             phase["recipe"]["gate"]["must_gain"] = case.must_gain
     scale.write_text(yaml.safe_dump(tree))
 
