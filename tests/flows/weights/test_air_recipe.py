@@ -14,7 +14,7 @@ from tasks.release.checkpoint_source import open_source
 from tasks.release.convert_checkpoint import merge_adapter
 from tasks.training.state.written_adapter import open_adapter
 from tests.conftest import ROOT
-from tests.flows.test_given_weights import AIR, NUM_ORDINARY, write_checkpoint, write_conversations
+from tests.flows.weights.test_given_weights import AIR, NUM_ORDINARY, write_checkpoint, write_conversations
 from tests.support.pipeline import glm46
 
 RECIPE = ROOT / "configs" / "recipes" / "glm45_air_lora.yaml"
