@@ -22,7 +22,7 @@ LINES = sorted(
 RUN = ("plan ", "config ", "doctor", "jobs list", "checkpoint list", "cluster setup", "serve --scale full")
 NOT_RUN = {
     "chat": "asks a promoted model: tests/flows/test_end_to_end.py",
-    "checkpoint": "needs a checkpoint: tests/flows/test_checkpoint_commands.py",
+    "checkpoint": "needs a checkpoint: tests/flows/weights/test_checkpoint_commands.py",
     "cluster": "submits jobs: tests/infra/test_cluster_check.py",
     "convert": "needs weights: tests/release/test_model_commands.py",
     "down": "ends servers: tests/flows/test_deployment.py",
