@@ -48,7 +48,7 @@ def toy(tmp_path, deed: str, num_ranks: int = 1) -> Job:
     return Job(KEY, "tests.support.toy_job", (str(tmp_path / KEY), deed), num_ranks, {"TOY": "1"})
 
 
-def wait_for(condition, seconds: float = 20.0):
+def wait_for(condition, seconds: float = 120.0):
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -56,7 +56,7 @@ def wait_for(condition, seconds: float = 20.0):
     return value
 
 
-def end_of(launcher: LocalLauncher, handle: JobHandle, seconds: float = 20.0) -> JobStatus:
+def end_of(launcher: LocalLauncher, handle: JobHandle, seconds: float = 120.0) -> JobStatus:
     return wait_for(lambda: None if (status := launcher.poll(handle)).state == "running" else status, seconds)
 
 
