@@ -707,6 +707,7 @@ def decide_files(store):
             smoke_new_tokens=1,
             smoke_min_margin=0.01,
             parity_prompts=2,
+            parity_calls=1,
             max_parity_log_probability=0.001,
             max_served_log_probability=0.001,
             max_quantization_bits_per_byte=0.02,

@@ -21,9 +21,10 @@ from model.formats.adapter_files import ADAPTER_CONFIG, ADAPTER_FILE
 from tasks.training.state.saved_state import SavedTensors
 from tasks.training.state.tensor_sources import StateFiles, TensorSource
 
-WEIGHTS_KEY, KIND_KEY = "glm46.weights_sha256", "glm46.kind"
-"""In the metadata of the file of tensors, as PEFT's configuration has no field for them: which weights the adapter was
-trained on, and its kind."""
+BASE_FILE, WEIGHTS_KEY, KIND_KEY = "base.json", "weights_sha256", "kind"
+"""Which weights the adapter was trained on, by weights_sha256, and its kind.
+
+PEFT's configuration has no field for them. A file of its own, as safetensors writes several entries of its metadata in an order of its own."""
 PEFT_PREFIX = "base_model.model."
 _PARAMETERS = {
     "dense_mlp": tuple(f"mlp.{name}.weight" for name in MLP_MATRICES),
@@ -81,8 +82,9 @@ def write_adapter(
     """Equal input, equal bytes. `weights_digest` is that of the frozen weights, by weights_sha256."""
     adapter_dir.mkdir(parents=True)
     tensors = {PEFT_PREFIX + name: adapter.tensor(name) for name in sorted(adapter.names())}
-    metadata = {"format": "pt", WEIGHTS_KEY: weights_digest, KIND_KEY: recipe.kind}
-    save_file(tensors, adapter_dir / ADAPTER_FILE, metadata=metadata)
+    save_file(tensors, adapter_dir / ADAPTER_FILE, metadata={"format": "pt"})
+    base = {WEIGHTS_KEY: weights_digest, KIND_KEY: recipe.kind}
+    (adapter_dir / BASE_FILE).write_text(json.dumps(base, indent=2) + "\n")
     (adapter_dir / ADAPTER_CONFIG).write_text(json.dumps(peft_config(recipe), indent=2) + "\n")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from infra.storage.store import hash_file
 from model.formats.adapter_files import ADAPTER_CONFIG, ADAPTER_FILE
 from model.formats.hf_checkpoint import open_safetensors
-from tasks.training.state.adapter_export import KIND_KEY, PEFT_PREFIX, WEIGHTS_KEY
+from tasks.training.state.adapter_export import BASE_FILE, KIND_KEY, PEFT_PREFIX, WEIGHTS_KEY
 from tasks.training.state.trained_checkpoint import WEIGHTS_SUFFIX, weights_sha256
 
 
@@ -18,15 +18,16 @@ class WrittenAdapter:
     """An adapter that `write_adapter` wrote. Raises ValueError for a directory that holds none."""
 
     def __init__(self, adapter_dir: Path) -> None:
-        self.path = adapter_dir / ADAPTER_FILE
+        self.path, base_path = adapter_dir / ADAPTER_FILE, adapter_dir / BASE_FILE
         with open_safetensors(self.path) as file:
-            metadata, self._stored = file.metadata() or {}, set(file.keys())
-        if WEIGHTS_KEY not in metadata:
+            self._stored = set(file.keys())
+        if not base_path.exists():
             raise ValueError(
-                f"{self.path} does not say on which weights it was trained: merge an adapter that glm46 did not write "
-                f"with PEFT (merge_and_unload)"
+                f"{adapter_dir} has no {BASE_FILE}, which says on which weights it was trained: take the whole "
+                f"adapter/ of its phase, or merge an adapter that glm46 did not write with PEFT (merge_and_unload)"
             )
-        self.weights_digest, self.kind = metadata[WEIGHTS_KEY], metadata[KIND_KEY]
+        base = json.loads(base_path.read_text(encoding="utf-8"))
+        self.weights_digest, self.kind = base[WEIGHTS_KEY], base[KIND_KEY]
         config = json.loads((adapter_dir / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         self.scaling: float = config["lora_alpha"] / config["r"]
 

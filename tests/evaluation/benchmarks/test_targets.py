@@ -376,7 +376,7 @@ def test_results_of_other_items_are_not_compared(toy, own_items, tmp_path):
     short = tmp_path / "short.json"
     assert evaluate(toy / "model", *options(toy, short), "--limit", 2)[0] == 0
     shorter = [item["item_id"] for item in items_of(short)]
-    assert len(shorter) == 23 and set(shorter) < {item["item_id"] for item in items_of(own_items)}
+    assert len(shorter) == 25 and set(shorter) < {item["item_id"] for item in items_of(own_items)}
     code, errors, _ = compare(own_items, short)
     assert code == 2 and "benchmark choice:" in errors and "has 4 items" in errors and "--limit" in errors
     items = short.with_name("short.items.jsonl")

@@ -85,7 +85,7 @@ NEEDLE = {
 }
 SHOTS = {"lettered": (2, "subject"), "copies": (1, "task"), "choice": (1, "")}
 CHATS = ("sums", "computed", "forms", "programs", "calls", "requests", "harmless")
-SEQUENCE_LENGTH = 512
+SEQUENCE_LENGTH = 1024
 
 
 def toy_suite() -> dict[str, object]:

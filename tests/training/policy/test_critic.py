@@ -33,6 +33,7 @@ PPO = PpoObjective(
     kl_coefficient=0.3,
     value_clip=0.05,
     critic_rate_ratio=1.0,
+    reference=None,
 )
 REWARDS = [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
 """Four groups of three, of which two have equal rewards: PPO learns from those too."""
