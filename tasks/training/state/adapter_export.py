@@ -24,7 +24,7 @@ from tasks.training.state.tensor_sources import StateFiles, TensorSource
 BASE_FILE, WEIGHTS_KEY, KIND_KEY = "base.json", "weights_sha256", "kind"
 """Which weights the adapter was trained on, by weights_sha256, and its kind.
 
-PEFT's configuration has no field for them. A file of its own, as safetensors writes several entries of its metadata in an order of its own."""
+PEFT's configuration has no field for them, and safetensors writes several entries of its metadata in any order."""
 PEFT_PREFIX = "base_model.model."
 _PARAMETERS = {
     "dense_mlp": tuple(f"mlp.{name}.weight" for name in MLP_MATRICES),
