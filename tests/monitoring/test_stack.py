@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import urllib.request
 
+import psutil
 import pytest
 import yaml
 
@@ -49,7 +49,9 @@ def test_the_exporter_starts_once_and_again_where_it_was_killed_and_the_rest_is_
     assert again == said and read_services(watched_home)["exporter"] == first
     targets = monitoring_dir(watched_home) / "targets" / "glm46.json"
     assert json.loads(targets.read_text()) == [{"targets": [first.address]}]
-    os.kill(first.pid, signal.SIGKILL)
+    exporter = psutil.Process(first.pid)
+    exporter.kill()
+    exporter.wait()
     bring_up_monitoring(watched_home, free_port(), free_port())
     second = read_services(watched_home)["exporter"]
     assert second.pid != first.pid and json.loads(targets.read_text()) == [{"targets": [second.address]}]
