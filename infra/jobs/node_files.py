@@ -70,12 +70,20 @@ class NodeFiles:
         return self._path(f"-{node}.beat").exists()
 
     def live_nodes(self) -> list[int]:
-        """Those that have begun, give signs of life and have not ended."""
-        begun = [int(path.stem.partition("-")[2]) for path in (self.work_dir / "nodes").glob(f"{self.fencing}-*.beat")]
-        ended, now = self.ends(max(begun, default=-1) + 1), clock_of(self.work_dir)
-        running = [node for node in begun if node not in ended]
-        silent = self.silent_nodes(running, now)
+        """Those that have begun, may give signs of life again and have not ended."""
+        running = self._not_ended()
+        silent = self.silent_nodes(running, clock_of(self.work_dir))
         return [node for node in running if node not in silent]
+
+    def beating_nodes(self) -> list[int]:
+        """Those that gave a sign of life at this moment and have not ended."""
+        now, awaited = clock_of(self.work_dir), BEATS_AWAITED * BEAT_SECONDS
+        return [node for node in self._not_ended() if abs(now - (self.heard_at(node) or 0.0)) < awaited]
+
+    def _not_ended(self) -> list[int]:
+        begun = [int(path.stem.partition("-")[2]) for path in (self.work_dir / "nodes").glob(f"{self.fencing}-*.beat")]
+        ended = self.ends(max(begun, default=-1) + 1)
+        return [node for node in begun if node not in ended]
 
     def order(self, order: Order) -> None:
         """Tell all nodes; a KILL is not taken back."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 
 from infra.code_digest import ROOT, code_digest
-from infra.jobs.node_files import BEAT_SECONDS, NodeFiles
+from infra.jobs.node_files import BEAT_SECONDS, SILENT_SECONDS, NodeFiles
 from infra.jobs.rank_processes import RanksEnd, Start, start_ranks, wait_for_ranks
 from infra.jobs.supervisor import EXIT_LOCKED, JobFile, begin_job, end_job, read_command, read_job_file, take_lock
 
@@ -43,7 +43,7 @@ def main() -> int:
     # A SIGTERM waits until the ranks exist, as in supervisor.py.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if node == LEADER:
-        if not take_lock(work_dir):
+        if not take_lock(work_dir) and not _end_earlier_start(work_dir, scheduler_job):
             return _refuse(f"finds another job in {work_dir}: this one ends", EXIT_LOCKED)
         job = begin_job(work_dir, scheduler_job)
     if job is None or job.exit_code is not None:
@@ -52,6 +52,15 @@ def main() -> int:
             f"not on a directory that all nodes mount"
         )
     return _supervise(work_dir, job, node)
+
+
+def _end_earlier_start(work_dir: Path, scheduler_job: str) -> bool:
+    """Whether the lock was had from an earlier start of this job, which its scheduler believed to have ended."""
+    earlier = read_job_file(work_dir)
+    if earlier is None or earlier.scheduler_job == scheduler_job or not earlier.is_of(scheduler_job):
+        return False
+    NodeFiles(work_dir, earlier.fencing).order("KILL")
+    return take_lock(work_dir, 2 * SILENT_SECONDS)
 
 
 def has_same_code(work_dir: Path) -> bool:

@@ -34,9 +34,6 @@ COMMAND_SECONDS = 60
 """For an answer of a scheduler's command."""
 NAME_DIGITS = 12
 """Of the key, in the scheduler's lists."""
-RESTART_MARK = "+"
-"""In job.json, between the name of a scheduler's job and how often it was requeued: the nodes of a start find each
-other."""
 NO_ANSWER_SECONDS = 900.0
 """For a scheduler that is restarted while its jobs go on."""
 SAVE_SECONDS = 120
@@ -123,10 +120,12 @@ class ScheduledLauncher:
         if record is not None and record.state == "stuck":
             reason = f"{self.scheduler.name} does not start job {name} ({record.reason}): {record.fix}, and run again"
             return JobStatus("failed", None, None, None, "", (), reason)
-        if job is not None and not _is_of(job, name):
+        if job is not None and not job.is_of(name):
             job = None
         # What the nodes found out of each other is news that the scheduler may have to learn yet.
         if record is not None and record.state == "running" and not (job is not None and job.reason):
+            return JobStatus("running", progress, None, None, "", ())
+        if job is not None and job.exit_code is None and _ends_what_lives(NodeFiles(work_dir, job.fencing)):
             return JobStatus("running", progress, None, None, "", ())
         state, reason = end_of(record, job, is_cancelled=self._is_cancelled(handle.key))
         if job is None or job.failing_rank is None:
@@ -143,7 +142,7 @@ class ScheduledLauncher:
             job = read_job_file(work_dir)
             if record.state != "running" or time.monotonic() > deadline:
                 self.scheduler.end(name, work_dir)
-            elif job is not None and _is_of(job, name):
+            elif job is not None and job.is_of(name):
                 NodeFiles(work_dir, job.fencing).order("TERM")
             time.sleep(min(1.0, self.scheduler.look_seconds))
         self._looked.pop(handle.key, None)
@@ -171,9 +170,13 @@ class ScheduledLauncher:
         return looked.record
 
 
-def _is_of(job: JobFile, name: str) -> bool:
-    """Whether job.json is of this job of the scheduler, however often that began."""
-    return job.scheduler_job.partition(RESTART_MARK)[0] == name
+def _ends_what_lives(files: NodeFiles) -> bool:
+    """Whether nodes of a job that its scheduler no longer has still give signs of life: they are told to kill their
+    ranks. A controller that was killed may have forgotten what it started."""
+    lives = bool(files.beating_nodes())
+    if lives:
+        files.order("KILL")
+    return lives
 
 
 def scheduler_of(work_dir: Path) -> str:

@@ -17,7 +17,6 @@ from infra.jobs.node_supervisor import NAME_VARIABLE
 from infra.jobs.rank_processes import tail_of
 from infra.jobs.scheduled_jobs import (
     NAME_DIGITS,
-    RESTART_MARK,
     NoAnswerError,
     SchedulerRecord,
     ask,
@@ -26,6 +25,7 @@ from infra.jobs.scheduled_jobs import (
     save_after_seconds,
 )
 from infra.jobs.slurm_reasons import Request, fix_of, reason_in_log, reason_of_waiting, request_of, unusable_nodes
+from infra.jobs.supervisor import RESTART_MARK
 
 LOOK_SECONDS = 5.0
 QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED"}

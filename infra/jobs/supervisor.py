@@ -29,6 +29,8 @@ EXIT_LOCKED = 3
 LOCK_PATIENCE_SECONDS = 3.0
 """A poller holds the lock for an instant; a running supervisor holds it until it ends."""
 POLL_SECONDS = 0.05
+RESTART_MARK = "+"
+"""Between the name of a scheduler's job and how often it was requeued: the nodes of a start find each other."""
 FENCING_DIGITS = 12
 """Fixed, so that the number is replaced by one write and never empty."""
 
@@ -57,6 +59,10 @@ class JobFile:
     log_tail: list[str] = field(default_factory=list)
     reason: str = ""
     """Why, where no rank is the cause."""
+
+    def is_of(self, scheduler_job: str) -> bool:
+        """Whether it is of this job of a scheduler, however often either was requeued."""
+        return self.scheduler_job.partition(RESTART_MARK)[0] == scheduler_job.partition(RESTART_MARK)[0]
 
 
 def read_job_file(work_dir: Path) -> JobFile | None:
@@ -138,11 +144,11 @@ def end_job(work_dir: Path, job: JobFile, end: RanksEnd) -> None:
     write_json(work_dir / "job.json", asdict(replace(job, **asdict(end))))
 
 
-def take_lock(work_dir: Path) -> bool:
+def take_lock(work_dir: Path, patience_seconds: float = LOCK_PATIENCE_SECONDS) -> bool:
     """Hold WORK_DIR/lock until this process ends; False if another supervisor does. By flock, not filelock: a detached
     child inherits it."""
     lock = os.open(work_dir / "lock", os.O_RDWR | os.O_CREAT)
-    deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+    deadline = time.monotonic() + patience_seconds
     while not _try_lock(lock, fcntl.LOCK_EX):
         if time.monotonic() > deadline:
             return False

@@ -11,15 +11,18 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from infra.code_digest import ROOT, code_digest
+from infra.jobs.launchers import JobHandle
 from infra.jobs.node_files import BEAT_SECONDS, SILENT_SECONDS, NodeFiles
 from infra.jobs.node_supervisor import SAVE_AFTER_VARIABLE, START_VARIABLE
 from infra.jobs.rank_processes import RanksEnd
+from infra.jobs.scheduled_jobs import ScheduledLauncher, SchedulerRecord
 from infra.jobs.supervisor import read_job_file
-from tests.infra.test_launcher import starts, wait_for
+from tests.infra.test_launcher import is_alive, starts, wait_for
 
 KEY = "0123abcd"
 
@@ -32,11 +35,11 @@ def run_node(tmp_path):
 
     code = code_digest(("tests.support.toy_job",))
 
-    def run(node: int, deed: str, work_dir=tmp_path / KEY, code=code, **environment: str) -> subprocess.Popen:
+    def run(node: int, deed: str, work_dir=tmp_path / KEY, code=code, name="7", **environment: str) -> subprocess.Popen:
         command = {"module": "tests.support.toy_job", "arguments": [str(tmp_path / KEY), deed], "num_ranks": 2}
         text = json.dumps({**command, "num_nodes": 2, "environment": {}, "code": code})
         (tmp_path / KEY / "command.json").write_text(text)
-        arguments = [sys.executable, "-m", "infra.jobs.node_supervisor", str(work_dir), "7", str(node)]
+        arguments = [sys.executable, "-m", "infra.jobs.node_supervisor", str(work_dir), name, str(node)]
         started.append(
             subprocess.Popen(arguments, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
         )
@@ -121,3 +124,32 @@ def test_a_second_job_in_a_work_directory_ends_at_once(run_node, tmp_path):
     second = run_node(0, "sleep")
     assert "finds another job in" in second.communicate(timeout=20)[1] and second.returncode == 3
     assert len(starts(tmp_path, 0)) == 1
+
+
+def test_a_start_of_a_requeued_job_ends_the_earlier_one_that_lives_on(run_node, tmp_path):
+    """A controller that was killed may believe that it had ended."""
+    before = [run_node(node, "sleep") for node in (0, 1)]
+    wait_for(lambda: starts(tmp_path, 0) and starts(tmp_path, 1))
+    for node in (0, 1):
+        run_node(node, "sleep", name="7+1")
+    assert [node.wait(timeout=20) for node in before] == [1, 1]
+    wait_for(lambda: len(starts(tmp_path, 0)) == len(starts(tmp_path, 1)) == 2, seconds=20)
+    assert [is_alive(int(starts(tmp_path, rank)[0][0])) for rank in (0, 1)] == [False, False]
+    assert read_job_file(tmp_path / KEY).scheduler_job == "7+1"
+
+
+def test_ranks_that_a_scheduler_no_longer_knows_are_ended_before_their_job_is_over(run_node, tmp_path):
+    nodes = [run_node(node, "sleep") for node in (0, 1)]
+    wait_for(lambda: starts(tmp_path, 0) and starts(tmp_path, 1))
+    (tmp_path / KEY / "submission.json").write_text('{"scheduler": "slurm", "job": "7"}')
+    forgetful = SimpleNamespace(
+        name="slurm",
+        look_seconds=0.0,
+        look=lambda *job: SchedulerRecord("cancelled"),
+        log_path=lambda *job: tmp_path / "-",
+    )
+    launcher = ScheduledLauncher(tmp_path, forgetful)
+    assert launcher.poll(JobHandle(KEY)).state == "running", "they live"
+    assert [node.wait(timeout=20) for node in nodes] == [1, 1]
+    status = launcher.poll(JobHandle(KEY))
+    assert (status.state, status.reason) == ("interrupted", "it was cancelled")

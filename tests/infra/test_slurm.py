@@ -329,6 +329,8 @@ def test_a_job_that_waits_for_a_drained_node_or_was_requeued_says_so_and_begins_
     subprocess.run(["scancel", name], check=True)
     status = end_of(launcher, handle)
     assert (status.state, status.reason) == ("interrupted", "it was cancelled")
+    started = [start for rank in (0, 1) for start in starts(tmp_path, rank)]
+    assert not [start for start in started if is_alive(int(start[0]))], "whatever Slurm knew of them"
 
     subprocess.run(["scontrol", "update", "partition=debug", "AllowAccounts=team"], check=True)
     handle = launcher.submit(job(tmp_path, "succeed", queue=DEFAULT_QUEUE.model_copy(update={"account": "nobody"})))
