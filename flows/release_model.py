@@ -72,18 +72,12 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     recipe, job = run.scale.release.recipe, run.scale.release.resources
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
-    figures = (*FIGURES, *suite_figures(run.scale))
     evaluates_on_nodes = run.scale.evaluation.resources.launcher != "local"
     with Branches(run, are_side_by_side=releases_on_nodes(run) or evaluates_on_nodes) as branches:
         answering = branches.begin("suite", lambda: answer_suite(run, checkpoint))
         formats = convert_and_quantize(run, prepared, assessed, answering)
     answered = answering.result()
-    rivals = run_effect(
-        run,
-        "look up champion",
-        lambda: look_up_rivals(client, run.store, name, figures, run.log.say),
-        describe=_describe_rivals,
-    )
+    rivals = _look_up_rivals(run, client)
     if not rivals.is_champion(checkpoint):
         run_effect(run, "alias candidate", lambda: ensure_alias(client, name, CANDIDATE, assessed.version))
     served = formats.gguf_evaluation.record.served
@@ -120,19 +114,31 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         approval=None if is_refused else find_approval(run, assessed, rivals, gates),
     )
 
-    tags = {PROMOTION_TAG: decision.key, PROMOTION_DECISION_TAG: promotion.key, **formats.tags}
-    tags |= {} if suite is None else {SUITE_TAG: suite.decision.key}
-    tags |= {"glm46.smoke_test": "passed" if smoke.passed else "failed"}
-    version = _register(run, assessed, formats, tags)
-    anchored = decision.record.anchored + (() if suite is None else suite.decision.record.anchored)
-    anchored = () if rivals.is_champion(checkpoint) else anchored
+    decisions = {PROMOTION_TAG: decision.key, PROMOTION_DECISION_TAG: promotion.key}
+    decisions |= {} if suite is None else {SUITE_TAG: suite.decision.key}
+    version = _register(run, assessed, formats, decisions, smoke)
+    compared = () if rivals.is_champion(checkpoint) else (decision, *([] if suite is None else [suite.decision]))
+    anchored = tuple(figure for gate in compared for figure in gate.record.anchored)
     scored = (formats.gguf_evaluation, formats.quantized, formats.decision, contamination)
     return ReleasedModel(version, rivals, anchored, *scored, decision, promotion, suite)
 
 
-def _register(run: Run, assessed: AssessedModel, formats: ReleasedFormats, tags: dict[str, str]) -> str:
+def _look_up_rivals(run: Run, client: MlflowClient) -> Rivals:
+    name, figures = model_name(run.scale.scale), (*FIGURES, *suite_figures(run.scale))
+    return run_effect(
+        run,
+        "look up champion",
+        lambda: look_up_rivals(client, run.store, name, figures, run.log.say),
+        describe=_describe_rivals,
+    )
+
+
+def _register(
+    run: Run, assessed: AssessedModel, formats: ReleasedFormats, decisions: dict[str, str], smoke: SmokeReport
+) -> str:
     """The version of the release, with its decisions as tags, and a version of each format."""
     client, name, root = connect(run.mlflow), model_name(run.scale.scale), artifact_root(run.home)
+    tags = {**formats.tags, **decisions, "glm46.smoke_test": "passed" if smoke.passed else "failed"}
     version, _ = run_effect(
         run,
         "register release",

@@ -90,14 +90,9 @@ def evaluate_gguf(
     vocab_size = json.loads(checkpoint.path("hf/config.json").read_text(encoding="utf-8"))["vocab_size"]
     filler = tokenizer.token_to_id(FILLER)
     assert filler is not None, f"a byte-level tokenizer has a token {FILLER!r}"
-    room = max(
-        *(len(text.token_ids) for text in texts),
-        longest_answer(tokenizer, problems, asked_as_served[SAFETY], recipe.answers),
-        longest_episode(tokenizer, asked_as_served[TASK], recipe.answers),
-        min(_longest_choice(tokenizer, asked_as_served[CHOICE]), recipe.answers.sequence_length + 1),
-    )
     num_slots = recipe.answers.samples_per_problem
-    private = resources.model_copy(update={"port": 0, "context_length": room + CONTEXT_MARGIN})
+    room = _longest_row(tokenizer, texts, problems, asked_as_served, recipe.answers) + CONTEXT_MARGIN
+    private = resources.model_copy(update={"port": 0, "context_length": room})
     served_type = served_gguf_type(gguf.record.file_names)
     scores: dict[str, list[float]] = {}
     answers: dict[str, list[Item]] = {}
@@ -127,6 +122,22 @@ def evaluate_gguf(
         num_tokens=sum(sum(text.is_scored) for text in texts),
         num_bytes=num_bytes,
         figures={kind: figure_changes(items, compared[kind]) for kind, items in answers.items()},
+    )
+
+
+def _longest_row(
+    tokenizer: Tokenizer,
+    texts: Sequence[LeadingText],
+    problems: dict[str, list[Question]],
+    asked_as_served: dict[str, list[Question]],
+    recipe: EvaluationRecipe,
+) -> int:
+    """Tokens of the longest request with its answer."""
+    return max(
+        *(len(text.token_ids) for text in texts),
+        longest_answer(tokenizer, problems, asked_as_served[SAFETY], recipe),
+        longest_episode(tokenizer, asked_as_served[TASK], recipe),
+        min(_longest_choice(tokenizer, asked_as_served[CHOICE]), recipe.sequence_length + 1),
     )
 
 

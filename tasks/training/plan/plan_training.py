@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from configs.load import load_prices, load_suite
@@ -20,7 +21,7 @@ from tasks.training.plan.pipeline_stages import describe_stages
 from tasks.training.plan.planned import Plan, PlannedMemory, PlannedParameters, PlannedPhase
 from tasks.training.plan.planned_needs import size
 from tasks.training.plan.rank_memory import rank_memory
-from tasks.training.plan.step_time import step_time
+from tasks.training.plan.step_time import StepTime, step_time
 from tasks.training.plan.topology import data_parallel, impossible_topology
 from tasks.training.schedule.phase_schedule import describe_schedule
 from tasks.training.schedule.phase_steps import PhaseSteps, summarize_steps
@@ -97,19 +98,10 @@ def _plan_phase(
     measured: Sequence[MeasuredPhase],
 ) -> PlannedPhase:
     recipe, resources, start = scale.training_recipe(phase), phase.resources, scale.start_of(phase)
-    steps = summarize_steps(recipe)
-    frozen, attended = recipe.adapter.kind != "none", attended_tokens(phase)
+    steps, attended = summarize_steps(recipe), attended_tokens(phase)
     impossible = tuple(impossible_topology(recipe, resources))
-    is_derived = resources.device == "cuda" and not impossible
-    step = step_time(recipe, resources, attended, machine) if is_derived else None
-    known = nearest(measured, recipe, resources) if resources.launcher == "local" else None
-    peak = resources.num_ranks * resources.peak_flops_per_second
-    mfu = CPU_MFU if step is None else step.mfu
-    seconds_per = 1 / (peak * mfu) if known is None else seconds_per_flop(known, recipe)
-    mfu = mfu if known is None else flops_per_second(known, recipe) / peak
-    flops = phase_flops_per_token(recipe, attended, frozen) * recipe.num_tokens
-    hours = flops * seconds_per / 3600
-    needs = phase_needs(recipe, resources, step, hours, prices, machine)
+    speed = _speed(recipe, resources, attended, machine, measured)
+    needs = phase_needs(recipe, resources, speed.step, speed.hours, prices, machine)
     if searches:
         needs = needs.model_copy(update={"smallest_world": smallest_world(recipe, resources)})
     memory = _memory(recipe, resources)
@@ -137,7 +129,7 @@ def _plan_phase(
         mixture="preference pairs" if recipe.reads_pairs else _describe_mixture(phase.recipe.packing_recipe),
         attended_tokens=attended,
         trains_mtp=trains_mtp(recipe),
-        training_flops=flops,
+        training_flops=speed.flops,
         num_ranks=resources.num_ranks,
         data_parallel=data_parallel(resources),
         tensor_parallel=resources.tensor_parallel,
@@ -146,11 +138,11 @@ def _plan_phase(
         context_parallel=resources.context_parallel,
         expert_parallel=resources.expert_parallel,
         zero_stage=resources.zero_stage,
-        mfu=mfu,
-        hours=hours,
-        tokens_per_second=recipe.num_tokens / (hours * 3600),
-        known_by=("assumed" if step is None else "derived") if known is None else f"run {known.key[:KEY_DIGITS]}",
-        measured_memory=0 if known is None else known.memory_bytes,
+        mfu=speed.mfu,
+        hours=speed.hours,
+        tokens_per_second=recipe.num_tokens / (speed.hours * 3600),
+        known_by=speed.known_by,
+        measured_memory=0 if speed.run is None else speed.run.memory_bytes,
         needs=needs,
         choice=choice,
         no_choice=no_choice,
@@ -159,6 +151,41 @@ def _plan_phase(
         not_available=tuple(unavailable_training(recipe, resources)),
         warnings=(*_warnings(memory), *_shard_warnings(scale.data.recipe.shards.multiple_of, resources)),
     )
+
+
+@dataclass(frozen=True)
+class _Speed:
+    flops: float
+    mfu: float
+    hours: float
+    step: StepTime | None
+    """By which it is derived, on accelerators."""
+    run: MeasuredPhase | None
+    """By which it is known, on this machine."""
+
+    @property
+    def known_by(self) -> str:
+        if self.run is not None:
+            return f"run {self.run.key[:KEY_DIGITS]}"
+        return "assumed" if self.step is None else "derived"
+
+
+def _speed(
+    recipe: TrainingRecipe,
+    resources: TrainingResources,
+    attended: float,
+    machine: Machine,
+    measured: Sequence[MeasuredPhase],
+) -> _Speed:
+    is_derived = resources.device == "cuda" and not impossible_topology(recipe, resources)
+    step = step_time(recipe, resources, attended, machine) if is_derived else None
+    run = nearest(measured, recipe, resources) if resources.launcher == "local" else None
+    peak = resources.num_ranks * resources.peak_flops_per_second
+    mfu = CPU_MFU if step is None else step.mfu
+    seconds_per = 1 / (peak * mfu) if run is None else seconds_per_flop(run, recipe)
+    mfu = mfu if run is None else flops_per_second(run, recipe) / peak
+    flops = phase_flops_per_token(recipe, attended, recipe.adapter.kind != "none") * recipe.num_tokens
+    return _Speed(flops, mfu, flops * seconds_per / 3600, step, run)
 
 
 def attended_tokens(phase: PhaseSection) -> int:
