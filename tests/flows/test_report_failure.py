@@ -3,10 +3,6 @@ address."""
 
 from __future__ import annotations
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
 import pytest
 from prefect import flow
 from prefect.testing.utilities import prefect_test_harness
@@ -15,30 +11,16 @@ from flows.full_pipeline import full_pipeline
 from flows.nightly import nightly
 from flows.show.report_failure import tell_failure, tell_refusal
 from infra.monitoring.failure_webhook import WEBHOOK_URL, post_failure
+from tests.support.received_posts import receiving_posts
 
 TOKEN = "secret-token-4711"
 
 
 @pytest.fixture
 def webhook(monkeypatch):
-    """Requests as (path, values); the answer is 200, or 500 below /broken."""
-    received = []
-
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self):
-            received.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            self.send_response(500 if self.path.startswith("/broken") else 200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Receiver)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv(WEBHOOK_URL, f"http://127.0.0.1:{server.server_port}/{TOKEN}")
-    yield received
-    server.shutdown()
-    server.server_close()
+    with receiving_posts() as (url, received):
+        monkeypatch.setenv(WEBHOOK_URL, f"{url}/{TOKEN}")
+        yield received
 
 
 @pytest.fixture(scope="module")

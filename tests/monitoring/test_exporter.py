@@ -18,8 +18,9 @@ from infra.child_process import free_port
 from infra.home import Home, open_home
 from infra.jobs.launchers import SUBMISSION_FILE
 from infra.monitoring.dashboards import expressions
-from infra.monitoring.services import read_services, stop_services
-from infra.monitoring.stack import bring_up_monitoring
+from infra.monitoring.prometheus import WEBHOOK_VARIABLE
+from infra.monitoring.services import find_program, read_services, stop_services
+from infra.monitoring.stack import PROGRAMS, bring_up_monitoring
 from infra.step import Artifact, Output
 from infra.storage.open_store import open_store
 from infra.storage.rerun_reason import explain_and_remember
@@ -30,6 +31,7 @@ from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import train_phase
 from tests.support.evaluation_fakes import commit
+from tests.support.received_posts import receiving_posts
 from tests.support.reported_data import RECORDS, toy
 from tests.support.training_inputs import TrainingInputs
 from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe, sft_recipe
@@ -53,6 +55,8 @@ class Watched:
     """A home in which a policy phase was trained while somebody looked."""
 
     inputs: TrainingInputs
+    posts: list[tuple[str, dict]]
+    """What Alertmanager, where it is installed, sent to the webhook."""
     began: float = field(default_factory=time.time)
     prometheus: str = ""
     seen: list[dict[str, dict[tuple[str, ...], float]]] = field(default_factory=list)
@@ -130,10 +134,11 @@ def train_watched(watched: Watched, arguments: dict) -> Artifact[TrainedCheckpoi
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
     """One training of four steps; its worker is the cost of these tests."""
-    with pytest.MonkeyPatch.context() as environment:
+    with pytest.MonkeyPatch.context() as environment, receiving_posts() as (webhook, posts):
         root = tmp_path_factory.mktemp("monitoring") / "home"
         environment.setenv("GLM46_HOME", str(root))
-        watched = Watched(TrainingInputs(root))
+        environment.setenv(WEBHOOK_VARIABLE, webhook)
+        watched = Watched(TrainingInputs(root), posts)
         home = open_home()
         commit_stages(watched.inputs)
         if shutil.which("prometheus"):
@@ -292,3 +297,21 @@ def test_the_gate_that_refused_fires_its_alert(watched):
         assert time.monotonic() < deadline
         time.sleep(SCRAPE_SECONDS)
     assert fired[0]["metric"]["stage"] == "gate-sft"
+
+
+@needs_prometheus
+@pytest.mark.skipif(
+    find_program(*PROGRAMS["alertmanager"]) is None, reason="needs apt-get install prometheus-alertmanager"
+)
+def test_the_alert_reaches_the_webhook(watched):
+    """The first message waits 10 s for others of its group."""
+    deadline = time.monotonic() + 60
+    while not (sent := [alert for _, post in watched.posts for alert in post["alerts"] if is_gate(alert)]):
+        assert time.monotonic() < deadline, watched.posts
+        time.sleep(SCRAPE_SECONDS)
+    assert sent[0]["status"] == "firing" and sent[0]["labels"]["stage"] == "gate-sft"
+    assert sent[0]["annotations"].keys() >= {"summary"}
+
+
+def is_gate(alert: dict) -> bool:
+    return alert["labels"]["alertname"] == "GateRefused"
