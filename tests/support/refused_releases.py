@@ -361,7 +361,7 @@ def evaluate_gguf(*, gguf, checkpoint, suite, evaluation, recipe, resources, out
     )
 
 
-@step(content=("parity.json",), evidence=("server.log",))
+@step(content=("parity.json",), evidence=("server.log", "drafting-server.log"))
 def check_parity(*, checkpoint, output: Output, **given: Any) -> ParityReport:
     """The real comparison where the exported weights are not the candidate's; of the others it is known."""
     if case_of(checkpoint).exports_other_weights:
