@@ -65,7 +65,7 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
         _refuse_unreleasable(scale, names[-2])
     phases = tuple(phase for phase in scale.phases if phase.name in chosen)
     _refuse_missing_starts(scale, phases)
-    if start is None and phases and phases[0].recipe.samples_solutions:
+    if start is None and phases and phases[0].recipe.samples_solutions and not phases[0].recipe.experts:
         raise ValueError(
             f"phase {phases[0].name} samples answers from the weights that it starts from, and there are none: put a "
             f"phase before it, or run with --from {phases[0].name} --start WEIGHTS"
@@ -122,6 +122,12 @@ def _refuse_missing_starts(scale: Scale, phases: tuple[PhaseSection, ...]) -> No
             raise ValueError(
                 f"--from {names[0]}: phase {phase.name} is held to {reference}, which comes before: begin with --from "
                 f"{reference}, or set its objective.reference to null"
+            )
+        missing = [expert.phase for expert in phase.recipe.experts if expert.phase not in names]
+        if missing:
+            raise ValueError(
+                f"--from {names[0]}: phase {phase.name} learns from the expert {missing[0]}, which comes before: begin "
+                f"with --from {missing[0]}, or end before {phase.name} with --until"
             )
         start = scale.start_of(phase)
         if start is not None and start not in phases and start != given:

@@ -38,8 +38,10 @@ from configs.schema.jobs import Device, JobResources, QueueResources
 from configs.schema.model import ModelRecipe, ModelSection
 from configs.schema.objectives import (
     MIN_TOKEN_CLIP,
+    DistillationObjective,
     DpoObjective,
     EpisodeRecipe,
+    ExpertRecipe,
     ImportanceRecipe,
     MismatchRecipe,
     Objective,
@@ -139,6 +141,7 @@ __all__ = [
     "DecontaminationRecipe",
     "DeduplicationRecipe",
     "Device",
+    "DistillationObjective",
     "Domain",
     "DpoObjective",
     "EnvironmentName",
@@ -146,6 +149,7 @@ __all__ = [
     "EvaluationRecipe",
     "EvaluationResources",
     "EvaluationSection",
+    "ExpertRecipe",
     "ExtractionRecipe",
     "FarTextRecipe",
     "FewShot",

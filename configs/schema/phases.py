@@ -11,13 +11,16 @@ from configs.schema.courses import PHASE_TEMPLATES, CourseRecipe, PhaseName, all
 from configs.schema.evaluation import GateRecipe
 from configs.schema.model import ModelRecipe
 from configs.schema.objectives import (
+    DistillationObjective,
     DpoObjective,
+    ExpertRecipe,
     Objective,
     PolicyObjective,
     PpoObjective,
     RejectionSamplingObjective,
     RewardObjective,
     SftObjective,
+    SolutionObjective,
 )
 from configs.schema.packing import Mixture, MixtureWaypoint, Packing, PackingRecipe, mixture_waypoints
 from configs.schema.training import AdapterRecipe, OptimizerRecipe, SpikeRecipe, TrainingResources, ValidationRecipe
@@ -26,10 +29,10 @@ PhaseKind = Literal["pretraining", "mid_training", "post_training"]
 
 
 class SolutionRecipe(Frozen):
-    """The settings on which the conversations of a phase with rejection sampling depend. Made by
+    """The settings on which the conversations of a phase with rejection sampling or distillation depend. Made by
     `PhaseRecipe.solution_recipe`."""
 
-    objective: RejectionSamplingObjective
+    objective: Annotated[RejectionSamplingObjective | DistillationObjective, Field(discriminator="kind")]
     sequence_length: int = Field(gt=1)
     dtype: Literal["float32", "bfloat16"]
     num_threads: int = Field(gt=0)
@@ -105,9 +108,14 @@ class PhaseRecipe(Frozen):
 
     @property
     def samples_solutions(self) -> bool:
-        """Whether the phase's conversations are right answers of the weights that it starts from: its rows can be
-        packed only when those exist."""
-        return isinstance(self.objective, RejectionSamplingObjective)
+        """Whether the phase's conversations are right answers of the weights that it starts from, or of experts: its
+        rows can be packed only when those exist."""
+        return isinstance(self.objective, SolutionObjective)
+
+    @property
+    def experts(self) -> tuple[ExpertRecipe, ...]:
+        """The models whose right answers the phase trains on; none where it distils none."""
+        return self.objective.experts if isinstance(self.objective, DistillationObjective) else ()
 
     @property
     def solution_recipe(self) -> SolutionRecipe:
@@ -160,17 +168,17 @@ class PhaseRecipe(Frozen):
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
         objective = self.objective
-        if isinstance(objective, SftObjective | RejectionSamplingObjective) and self.packing != "best_fit":
+        if isinstance(objective, SftObjective | SolutionObjective) and self.packing != "best_fit":
             raise ValueError(
                 f"packing must be best_fit where the objective is {objective.kind}: a conversation cut in two teaches "
                 f"no questions"
             )
         if self.samples_solutions and not all(point.mixture.get("chat") for point in mixture_waypoints(self.mixture)):
             raise ValueError(
-                "mixture has no chat, which are the right answers where the objective is rejection_sampling: add it, "
-                "for example {chat: 1.0}"
+                f"mixture has no chat, which are the right answers where the objective is {objective.kind}: add it, "
+                f"for example {{chat: 1.0}}"
             )
-        samples = isinstance(objective, PolicyObjective | RejectionSamplingObjective)
+        samples = isinstance(objective, PolicyObjective | SolutionObjective)
         if samples and objective.max_new_tokens >= self.sequence_length:
             raise ValueError(
                 f"objective.max_new_tokens ({objective.max_new_tokens}) must stay below sequence_length "

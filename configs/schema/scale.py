@@ -65,8 +65,8 @@ class Scale(Frozen):
             samplers = [phase.name for phase in self.phases if phase.name in seeds and phase.recipe.samples_solutions]
             if samplers and len(seeds) > 1:
                 raise ValueError(
-                    f"course {course.recipe.name}: phase {samplers[0]} packs what the weights at its start answer, and "
-                    f"no other phase reads on in that: give it a course of its own"
+                    f"course {course.recipe.name}: phase {samplers[0]} packs what the weights at its start or experts "
+                    f"answer, and no other phase reads on in that: give it a course of its own"
                 )
         num_buckets = self.data.recipe.filter.num_quality_buckets
         for phase in self.phases:
@@ -105,6 +105,7 @@ class Scale(Frozen):
                 )
             self._refuse_wrong_reward_model(phase, self.phases[:number])
             self._refuse_wrong_reference(phase, self.phases[:number])
+            self._refuse_wrong_experts(phase, self.phases[:number])
         sections = dict(zip(names, self.phases, strict=True))
         for course in self.courses:
             for before, name in pairwise(course.recipe.phases):
@@ -138,6 +139,16 @@ class Scale(Frozen):
                 f"phase {phase.name}: objective.reference {named} with adapter.kind {phase.recipe.adapter.kind}, whose "
                 f"reference is the policy without its adapter: set it to null, or train all weights"
             )
+
+    def _refuse_wrong_experts(self, phase: PhaseSection, earlier: tuple[PhaseSection, ...]) -> None:
+        models = [section.name for section in earlier if section.recipe.trains_language_model]
+        for expert in phase.recipe.experts:
+            if expert.phase not in models:
+                fix = f"name {' or '.join(models)}" if models else "put the phases of its experts before it"
+                raise ValueError(
+                    f"phase {phase.name}: the expert {expert.phase} of objective.experts is no earlier phase that "
+                    f"leaves a language model: {fix}"
+                )
 
     @model_validator(mode="after")
     def _model_can_be_evaluated_and_released(self) -> Self:
