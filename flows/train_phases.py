@@ -24,6 +24,7 @@ from flows.running.run_step import run_step
 from flows.show.show_run import show_phase
 from flows.show.track_run import log_solutions, track_phase
 from flows.solution_rules import refuse_too_few_solutions, refuse_unanswered_domains
+from flows.start_weights import import_own_model
 from infra.machine.spark import stop_spark
 from infra.registry.experiment_tracking import connect, log_metrics
 from infra.registry.machine_metrics import logging_machine
@@ -165,6 +166,8 @@ def _train(
 ) -> AssessedModel | AssessedRewardModel:
     before = history.model_of(run.scale.start_of(phase))
     start = history.start if before is None else before.checkpoint
+    if (own := phase.recipe.own_model) is not None:
+        start = import_own_model(run, phase, prepared, own)
     solutions = None
     if phase.recipe.samples_solutions:
         solutions = _sample(run, prepared, phase, _answering(phase, start, history))

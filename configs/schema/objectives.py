@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from configs.schema.base import Domain, Frozen
 from configs.schema.courses import PhaseName
+from configs.schema.model import ModelRecipe
 
 
 class PretrainObjective(Frozen):
@@ -49,11 +50,24 @@ class RejectionSamplingObjective(SolutionObjective):
     kind: Literal["rejection_sampling"]
 
 
+class OwnModelRecipe(Frozen):
+    """A model with an architecture of its own, and the weights that it starts from."""
+
+    architecture: ModelRecipe
+    """That of the weights' config.json. The vocabulary is the scale's."""
+    checkpoint_dir: str = Field(min_length=1)
+    """Directory of the weights in the public layout, with the tokenizer.json that the data are tokenized with. It
+    enters no key: the digest of its files does."""
+
+
 class RewardObjective(Frozen):
     """Bradley-Terry loss over preference pairs, on a scalar head in place of the unembedding. A step has batch_tokens /
     sequence_length answers, each a row of its own; two of them are a pair. So in dpo."""
 
     kind: Literal["reward"]
+    own_model: OwnModelRecipe | None
+    """A model of another size than the scale's (S0: 7 to 13 B beside 355 B); null: the scale's, from the phase that
+    `start` names."""
 
 
 class DpoObjective(Frozen):

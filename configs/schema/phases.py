@@ -15,6 +15,7 @@ from configs.schema.objectives import (
     DpoObjective,
     ExpertRecipe,
     Objective,
+    OwnModelRecipe,
     PolicyObjective,
     PpoObjective,
     RejectionSamplingObjective,
@@ -128,6 +129,11 @@ class PhaseRecipe(Frozen):
         return not isinstance(self.objective, RewardObjective)
 
     @property
+    def own_model(self) -> OwnModelRecipe | None:
+        """The architecture and the weights of a reward model that starts from no phase; None elsewhere."""
+        return self.objective.own_model if isinstance(self.objective, RewardObjective) else None
+
+    @property
     def reads_chats(self) -> bool:
         """Whether conversations are among the packed rows."""
         return any("chat" in point.mixture for point in mixture_waypoints(self.mixture)) and self.reads_rows
@@ -233,6 +239,8 @@ class TrainingRecipe(Frozen):
     num_tokens: int = Field(gt=0)
     sequence_length: int = Field(gt=1)
     rope_theta: float = Field(gt=0)
+    scorer: ModelRecipe | None
+    """Architecture of the reward model that scores a policy's answers; None where none does."""
     prompt_mixture: tuple[MixtureWaypoint, ...]
     """Share of each domain among the prompts of a policy objective; empty for objectives on rows."""
     max_epochs: float = Field(gt=0)
@@ -257,12 +265,12 @@ class TrainingRecipe(Frozen):
 
     @property
     def critic_recipe(self) -> TrainingRecipe:
-        """The settings by which the critic of a PPO phase trains: all its weights, no MTP layer, and learning rates
-        times critic_rate_ratio."""
+        """The settings by which the critic of a PPO phase trains: all its weights, the architecture of the reward model
+        that it starts from or else the policy's, no MTP layer, and learning rates times critic_rate_ratio."""
         assert isinstance(self.objective, PpoObjective), self.objective
         ratio = self.objective.critic_rate_ratio
         rates = {name: getattr(self.course, name) * ratio for name in ("peak_learning_rate", "final_learning_rate")}
-        model = self.model.model_copy(update={"num_nextn_predict_layers": 0})
+        model = self.scorer or self.model.model_copy(update={"num_nextn_predict_layers": 0})
         adapter = self.adapter.model_copy(update={"kind": "none"})
         course = self.course.model_copy(update=rates)
         return self.model_copy(update={"model": model, "course": course, "adapter": adapter})

@@ -54,7 +54,7 @@ def scale_of(tree: dict[str, Any], tmp_path) -> Scale:
 def with_branch(tree: dict[str, Any]) -> dict[str, Any]:
     """A reward model after sft, which leaves the others' path as it is."""
     gate = phase_of(tree, "sft")["recipe"]["gate"] | {"own_figure": "none"}
-    changes = {"objective": {"kind": "reward"}, "gate": gate}
+    changes = {"objective": {"kind": "reward", "own_model": None}, "gate": gate}
     add_phase(tree, "reward_model", like="sft", before="rl_reasoning", start="sft", **changes)
     phase_of(tree, "rl_reasoning")["start"] = "sft"
     return tree
@@ -128,7 +128,7 @@ def test_a_name_and_an_objective_that_disagree_are_refused(template, tree):
         {"kind": "sft"},
         SAMPLING,
         {**DISTILLATION, "experts": [{"phase": "pretrain_general", "domains": ["synthetic"]}]},
-        {"kind": "reward"},
+        {"kind": "reward", "own_model": None},
         {"kind": "dpo", "beta": 0.1, "reference": None},
         *({**policy, "kind": kind, "loss_mean": "answers"} for kind in ("grpo", "gspo")),
         {**policy, **CRITIC, "kind": "ppo"},
@@ -182,46 +182,6 @@ def with_experts(tree: dict[str, Any]) -> dict[str, Any]:
     add_phase(tree, "rl_agentic", like="rl_reasoning", before=None, start="sft", mixture={"agentic": 1.0})
     add_phase(tree, "distillation", like="sft", before=None, start="sft", objective=copy.deepcopy(DISTILLATION))
     return tree
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"packing": "stream"}, "packing must be best_fit where the objective is distillation"),
-        ({"mixture": {"web": 1.0}}, r"mixture has no chat, which are the right answers .* distillation: add it"),
-        (["rl_alignment", "agentic"], "the expert rl_alignment of .* is no earlier phase that leaves a language model"),
-        (["distillation", "agentic"], "the expert distillation of .*: name pretrain_general or mid_reasoning or sft"),
-        (["reward_model", "agentic"], "the expert reward_model of objective.experts is no earlier phase that leaves"),
-        (["rl_reasoning", "agentic"], "experts name the phase rl_reasoning twice: name every expert once"),
-        (["rl_agentic", "synthetic"], "experts name the domain synthetic twice: name .* every domain at one expert"),
-        ({"episodes": {**DISTILLATION["episodes"], "max_turn_tokens": 9}}, r"max_turn_tokens \(9\) must not exceed"),
-    ],
-)
-def test_a_wrong_distillation_is_refused_with_the_fix(changes, message, tree, tmp_path):
-    """A list is the phase and the domain of the second expert."""
-    recipe = phase_of(with_experts(with_branch(tree)), "distillation")["recipe"]
-    assert [expert.phase for expert in scale_of(tree, tmp_path).phases[-1].recipe.experts] == [
-        "rl_reasoning",
-        "rl_agentic",
-    ]
-    if isinstance(changes, list):
-        recipe["objective"]["experts"][1] = {"phase": changes[0], "domains": [changes[1]]}
-    else:
-        recipe.update({name: value for name, value in changes.items() if name != "episodes"})
-        recipe["objective"].update({name: value for name, value in changes.items() if name == "episodes"})
-    with pytest.raises(ValueError, match=message):
-        scale_of(tree, tmp_path)
-
-
-def test_an_expert_before_the_first_stage_is_refused(tree, tmp_path):
-    scale = scale_of(with_experts(tree), tmp_path)
-    with pytest.raises(ValueError, match="distillation learns from the expert rl_reasoning, which comes before: begin"):
-        choose_stages(scale, "rl_agentic", "sft", None)
-    assert [phase.name for phase in choose_stages(scale, "rl_reasoning", "sft", None).phases] == [
-        "rl_reasoning",
-        "rl_agentic",
-        "distillation",
-    ]
 
 
 @pytest.mark.parametrize(
