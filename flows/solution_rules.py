@@ -1,8 +1,10 @@
-"""Refuses a phase of rejection sampling that has too few right answers to train on."""
+"""Refuses a phase of rejection sampling or distillation that has too few right answers to train on, or nobody to give
+them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from configs.schema import PhaseSection, mixture_waypoints
 from tasks.data.records.documents import CHAT
@@ -22,6 +24,25 @@ def refuse_too_few_solutions(phase: PhaseSection, solutions: SampledSolutions) -
         f"prompts are right ({reached or 'no prompt leaves room for an answer'}); {solutions.num_kept} of them are "
         f"kept and hold {solutions.num_kept_tokens} tokens, num_tokens ({recipe.num_tokens}) in max_epochs "
         f"({recipe.max_epochs:g}) needs at least {least}: raise objective.samples_per_prompt, max_kept_per_prompt or "
-        f"max_epochs, bring more prompts (synthesize.num_prompts for generated ones), lower num_tokens, or start from "
-        f"weights that answer better"
+        f"max_epochs, bring more prompts (synthesize.num_prompts for generated ones), lower num_tokens, or let weights "
+        f"answer that do it better"
     )
+
+
+def refuse_unanswered_domains(phase: PhaseSection, prompts_by_domain: Mapping[str, int]) -> None:
+    """Raises ValueError where prompts of a domain have no expert in a phase of distillation, or an expert has a domain
+    without prompts, which would have no verifier."""
+    answered = {domain: expert.phase for expert in phase.recipe.experts for domain in expert.domains}
+    unanswered = [domain for domain in prompts_by_domain if domain not in answered]
+    if unanswered:
+        raise ValueError(
+            f"phase {phase.name}: no expert answers the {prompts_by_domain[unanswered[0]]} prompts of domain "
+            f"{unanswered[0]}: name it among the domains of an expert in objective.experts (the phase that "
+            f"{phase.name} starts from can be one), or bring no such prompts"
+        )
+    empty = [domain for domain in answered if not prompts_by_domain.get(domain)]
+    if empty:
+        raise ValueError(
+            f"phase {phase.name}: the expert {answered[empty[0]]} is to answer domain {empty[0]}, which has no prompts "
+            f"to verify answers by: bring some (files of role prompts, or synthesize), or leave the domain out"
+        )

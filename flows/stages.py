@@ -8,6 +8,7 @@ from pathlib import Path
 from configs.schema import CALIBRATED_FORMATS, CALIBRATED_GGUF_TYPES, JobResources, PhaseSection, Scale
 from infra.storage.store import hash_file
 from tasks.data.tokenizer.import_tokenizer import read_given_tokenizer
+from tasks.training.import_checkpoint import refuse_foreign_checkpoint
 from tasks.training.plan.launch_rules import incomplete_queue, refuse_impossible_training
 
 PREPARE_DATA = "prepare_data"
@@ -65,7 +66,7 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
         _refuse_unreleasable(scale, names[-2])
     phases = tuple(phase for phase in scale.phases if phase.name in chosen)
     _refuse_missing_starts(scale, phases)
-    if start is None and phases and phases[0].recipe.samples_solutions:
+    if start is None and phases and phases[0].recipe.samples_solutions and not phases[0].recipe.experts:
         raise ValueError(
             f"phase {phases[0].name} samples answers from the weights that it starts from, and there are none: put a "
             f"phase before it, or run with --from {phases[0].name} --start WEIGHTS"
@@ -76,6 +77,7 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
             f"--until {scale.phases[-1].name}"
         )
     for phase in phases:
+        _refuse_foreign_own_model(phase)
         refuse_impossible_training(scale.training_recipe(phase), phase.resources)
         _refuse_missing_gpus(f"phase {phase.name}", phase.resources, phase.resources.num_ranks)
     if chosen != [PREPARE_DATA]:
@@ -109,7 +111,7 @@ def _refuse_unreleasable(scale: Scale, last_phase: str) -> None:
 def _refuse_missing_starts(scale: Scale, phases: tuple[PhaseSection, ...]) -> None:
     """Raises ValueError for a phase that starts from one before the window, unless the weights of --start stand for
     it, and for one whose answers a reward model from before the window scores."""
-    given = scale.start_of(phases[0]) if phases else None
+    given = next((scale.start_of(phase) for phase in phases if phase.recipe.own_model is None), None)
     names = [phase.name for phase in phases]
     for phase in phases:
         model = phase.recipe.reward_model
@@ -123,6 +125,12 @@ def _refuse_missing_starts(scale: Scale, phases: tuple[PhaseSection, ...]) -> No
                 f"--from {names[0]}: phase {phase.name} is held to {reference}, which comes before: begin with --from "
                 f"{reference}, or set its objective.reference to null"
             )
+        missing = [expert.phase for expert in phase.recipe.experts if expert.phase not in names]
+        if missing:
+            raise ValueError(
+                f"--from {names[0]}: phase {phase.name} learns from the expert {missing[0]}, which comes before: begin "
+                f"with --from {missing[0]}, or end before {phase.name} with --until"
+            )
         start = scale.start_of(phase)
         if start is not None and start not in phases and start != given:
             assert given is not None, "of the first phase on, all starts are in the window"
@@ -131,6 +139,17 @@ def _refuse_missing_starts(scale: Scale, phases: tuple[PhaseSection, ...]) -> No
                 f"weights of --start stand for {given.name}: begin with --from {start.name}, or end before "
                 f"{phase.name} with --until"
             )
+
+
+def _refuse_foreign_own_model(phase: PhaseSection) -> None:
+    """Raises ValueError where the directory of a phase's own model holds no weights of its architecture."""
+    if (own := phase.recipe.own_model) is not None:
+        if not Path(own.checkpoint_dir).is_dir():
+            raise ValueError(
+                f"phase {phase.name}: objective.own_model.checkpoint_dir {own.checkpoint_dir} is no directory: name "
+                f"one with config.json, safetensors and tokenizer.json"
+            )
+        refuse_foreign_checkpoint(Path(own.checkpoint_dir), own.architecture)
 
 
 def _refuse_impossible_job(section: str, job: JobResources) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configs.schema import ModelRecipe, OwnModelRecipe, PhaseSection
 from flows.check_start import is_key, version_of_alias
 from flows.running.run import Run
 from flows.running.run_step import run_step
@@ -17,9 +18,20 @@ from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 def find_start(run: Run, start: str, prepared: PreparedData) -> Artifact[TrainedCheckpoint]:
     """The checkpoint that `start` names, resolved once. Raises ValueError where there is none."""
     if Path(start).is_dir():
-        source = describe_checkpoint_dir(Path(start))
-        return run_step(
-            run, import_checkpoint, source=source, tokenizer=prepared.tokenizer, recipe=run.scale.model.recipe
-        )
+        return _import(run, "import_checkpoint", Path(start), prepared, run.scale.model.recipe)
     key = start if is_key(start) else version_of_alias(connect(run.mlflow), run.scale, start).key
     return run.store.load(key, TrainedCheckpoint)
+
+
+def import_own_model(
+    run: Run, phase: PhaseSection, prepared: PreparedData, own: OwnModelRecipe
+) -> Artifact[TrainedCheckpoint]:
+    """The weights that a reward model of its own size starts from."""
+    return _import(run, f"import {phase.name}", Path(own.checkpoint_dir), prepared, own.architecture)
+
+
+def _import(
+    run: Run, stage: str, path: Path, prepared: PreparedData, recipe: ModelRecipe
+) -> Artifact[TrainedCheckpoint]:
+    source = describe_checkpoint_dir(path)
+    return run_step(run, import_checkpoint, stage=stage, source=source, tokenizer=prepared.tokenizer, recipe=recipe)

@@ -23,7 +23,8 @@ from flows.running.run import AssessedModel, AssessedRewardModel, Run
 from flows.running.run_step import run_step
 from flows.show.show_run import show_phase
 from flows.show.track_run import log_solutions, track_phase
-from flows.solution_rules import refuse_too_few_solutions
+from flows.solution_rules import refuse_too_few_solutions, refuse_unanswered_domains
+from flows.start_weights import import_own_model
 from infra.machine.spark import stop_spark
 from infra.registry.experiment_tracking import connect, log_metrics
 from infra.registry.machine_metrics import logging_machine
@@ -35,6 +36,7 @@ from tasks.data.shards.shard_chats import ChatShards, shard_chats
 from tasks.evaluation.evaluate_checkpoint import Evaluation
 from tasks.evaluation.sample_solutions import SampledSolutions, sample_solutions
 from tasks.prepared_data import PreparedData
+from tasks.training.input_rules import refuse_foreign_expert
 from tasks.training.policy.prompt_order import refuse_missing_prompts
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import train_phase
@@ -71,7 +73,8 @@ class PhaseHistory:
 
 def pack_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...]) -> dict[str, Artifact[PackedPhase]]:
     """The rows of these phases by name, packed before anything is trained: so a lack of text for the last one is known
-    at the start, as is a lack of prompts. Only the rows of rejection sampling wait for the weights that answer.
+    at the start, as is a lack of prompts. Only the rows of rejection sampling and distillation wait for the weights
+    that answer.
 
     A phase continues where the course's earlier phases stopped, so those are packed too where the run begins after
     them.
@@ -83,6 +86,8 @@ def pack_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ..
         elif phase.recipe.samples_answers and prepared.documents is not None:
             found = prepared.documents.decontaminated.record.prompts_by_domain
             refuse_missing_prompts(run.scale.training_recipe(phase), found)
+        elif phase.recipe.experts and prepared.documents is not None:
+            refuse_unanswered_domains(phase, prepared.documents.decontaminated.record.prompts_by_domain)
     return rows
 
 
@@ -124,7 +129,8 @@ def train_phases(
 def _needs(run: Run, phase: PhaseSection) -> tuple[str, ...]:
     """Names of the phases whose models a phase reads."""
     start, named = run.scale.start_of(phase), (phase.recipe.reward_model, phase.recipe.reference)
-    return (*(() if start is None else (start.name,)), *(name for name in named if name is not None))
+    experts = (expert.phase for expert in phase.recipe.experts)
+    return (*(() if start is None else (start.name,)), *(name for name in named if name is not None), *experts)
 
 
 def _train_after(
@@ -160,7 +166,11 @@ def _train(
 ) -> AssessedModel | AssessedRewardModel:
     before = history.model_of(run.scale.start_of(phase))
     start = history.start if before is None else before.checkpoint
-    solutions = _sample(run, prepared, phase, start) if phase.recipe.samples_solutions else None
+    if (own := phase.recipe.own_model) is not None:
+        start = import_own_model(run, phase, prepared, own)
+    solutions = None
+    if phase.recipe.samples_solutions:
+        solutions = _sample(run, prepared, phase, _answering(phase, start, history))
     pairs, reference = history.pairs.get(phase.name), None
     if isinstance(phase.recipe.objective, DpoObjective) and start is not None and pairs is not None:
         held_to = _checkpoint_of(phase.recipe.reference, history) or start
@@ -233,21 +243,35 @@ def _training_inputs(
     return packed, inputs | {"packed": packed, "shards": prepared.shards, "chats": chats}
 
 
+def _answering(
+    phase: PhaseSection, start: Artifact[TrainedCheckpoint] | None, history: PhaseHistory
+) -> dict[str, Artifact[TrainedCheckpoint]]:
+    """The models whose right answers a phase trains on, by their names as inputs of the step: its start, or experts by
+    their phases."""
+    if phase.recipe.experts:
+        experts = {expert.phase for expert in phase.recipe.experts}
+        return {model.phase.name: model.checkpoint for model in history.models if model.phase.name in experts}
+    assert start is not None, phase.name
+    return {"checkpoint": start}
+
+
 def _sample(
-    run: Run, prepared: PreparedData, phase: PhaseSection, start: Artifact[TrainedCheckpoint] | None
+    run: Run, prepared: PreparedData, phase: PhaseSection, models: Mapping[str, Artifact[TrainedCheckpoint]]
 ) -> Artifact[SampledSolutions]:
-    """Right answers of the weights that a phase starts from. Raises ValueError where they are too few."""
-    assert start is not None and prepared.documents is not None, phase.name
+    """Right answers of the models. Raises ValueError where they are too few, and for an expert that does not fit."""
+    assert prepared.documents is not None, phase.name
+    for expert in models.values() if phase.recipe.experts else ():
+        refuse_foreign_expert(run.scale.training_recipe(phase), prepared.tokenizer, expert)
+    inputs: dict[str, Any] = {**models, "prompts": prepared.documents.decontaminated}
     section = run.scale.evaluation
     solutions = run_step(
         run,
         sample_solutions,
         stage=f"sample {phase.name}",
-        checkpoint=start,
-        prompts=prepared.documents.decontaminated,
         recipe=phase.recipe.solution_recipe,
         resources=section.resources,
         job=section.resources,
+        **inputs,
     )
     refuse_too_few_solutions(phase, solutions.record)
     check_contract(run, solutions, "sampled_solutions", stage=f"contract solutions {phase.name}")
@@ -257,7 +281,7 @@ def _sample(
 def _pack_solutions(
     run: Run, prepared: PreparedData, phase: PhaseSection, solutions: Artifact[SampledSolutions]
 ) -> tuple[Artifact[PackedPhase], Artifact[ChatShards]]:
-    """The rows of a phase with rejection sampling, and the shards of its conversations."""
+    """The rows of a phase that reads sampled answers, and the shards of these."""
     chats = run_step(
         run,
         shard_chats,

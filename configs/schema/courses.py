@@ -23,6 +23,7 @@ PHASE_TEMPLATES = {
     "rl_reasoning": POLICY,
     "rl_agentic": POLICY,
     "rl_alignment": (*POLICY, "dpo"),
+    "distillation": ("distillation",),
 }
 """Names of phases, each with the kinds of objective that a phase of that name trains for."""
 PhaseName = Annotated[str, Field(pattern=rf"^({'|'.join(PHASE_TEMPLATES)})(_[a-z0-9]+)*$")]

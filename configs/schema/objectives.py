@@ -6,8 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from configs.schema.base import Frozen
+from configs.schema.base import Domain, Frozen
 from configs.schema.courses import PhaseName
+from configs.schema.model import ModelRecipe
 
 
 class PretrainObjective(Frozen):
@@ -23,11 +24,11 @@ class SftObjective(Frozen):
     kind: Literal["sft"]
 
 
-class RejectionSamplingObjective(Frozen):
-    """The loss of sft, on answers that the weights at the phase's start sampled and a verifier found right: in the
-    mixture they are the domain chat (tasks/evaluation/sample_solutions.py)."""
+class SolutionObjective(Frozen):
+    """The loss of sft, on sampled answers that a verifier found right: in the mixture they are the domain chat
+    (tasks/evaluation/sample_solutions.py). What rejection_sampling and distillation share."""
 
-    kind: Literal["rejection_sampling"]
+    kind: Literal["rejection_sampling", "distillation"]
     samples_per_prompt: int = Field(ge=2, le=64)
     """Answers to every prompt (S0: 8 to 64)."""
     max_kept_per_prompt: int = Field(gt=0)
@@ -35,11 +36,28 @@ class RejectionSamplingObjective(Frozen):
     count samples_per_prompt times."""
     dropped_shortest_share: float = Field(ge=0, lt=1)
     """Share of the prompts with kept answers whose conversations are left out: those with the shortest answers, by
-    their mean number of tokens (report: 0.5 gained 2 to 4 % in mathematics and science on half the data). 0: none."""
+    their mean number of tokens (report: 0.5 gained 2 to 4 % in mathematics and science on half the data). 0: none. Of
+    each expert by itself."""
     max_new_tokens: int = Field(gt=0)
     temperature: float = Field(gt=0)
     enable_thinking: bool
     """Whether the prompts ask for reasoning in <think>."""
+
+
+class RejectionSamplingObjective(SolutionObjective):
+    """The answers are those of the weights at the phase's start, to every prompt that has no environment."""
+
+    kind: Literal["rejection_sampling"]
+
+
+class OwnModelRecipe(Frozen):
+    """A model with an architecture of its own, and the weights that it starts from."""
+
+    architecture: ModelRecipe
+    """That of the weights' config.json. The vocabulary is the scale's."""
+    checkpoint_dir: str = Field(min_length=1)
+    """Directory of the weights in the public layout, with the tokenizer.json that the data are tokenized with. It
+    enters no key: the digest of its files does."""
 
 
 class RewardObjective(Frozen):
@@ -47,6 +65,9 @@ class RewardObjective(Frozen):
     sequence_length answers, each a row of its own; two of them are a pair. So in dpo."""
 
     kind: Literal["reward"]
+    own_model: OwnModelRecipe | None
+    """A model of another size than the scale's (S0: 7 to 13 B beside 355 B); null: the scale's, from the phase that
+    `start` names."""
 
 
 class DpoObjective(Frozen):
@@ -102,6 +123,47 @@ class EpisodeRecipe(Frozen):
     tool_seconds: float = Field(gt=0)
     """Wall time of the calls of one turn, far above what they need: then the episode ends and earns nothing. Programs
     have a limit of processor time besides (tasks/data/sandbox/code_sandbox.py)."""
+
+
+class ExpertRecipe(Frozen):
+    """A model that distillation joins with others."""
+
+    phase: PhaseName
+    """The earlier phase that left it."""
+    domains: tuple[Domain, ...] = Field(min_length=1)
+    """Domains of the prompts that it answers; tasks of environments (agentic) it plays."""
+
+
+class DistillationObjective(SolutionObjective):
+    """The answers are those of experts, each to the prompts of its domains: the phase joins them in the weights that it
+    starts from (report, section 3: experts are unified by self-distillation)."""
+
+    kind: Literal["distillation"]
+    experts: tuple[ExpertRecipe, ...] = Field(min_length=1)
+    """They answer one after the other. Every domain that has prompts is one expert's."""
+    episodes: EpisodeRecipe
+
+    @model_validator(mode="after")
+    def _each_is_named_once(self) -> Self:
+        phases = [expert.phase for expert in self.experts]
+        domains = [domain for expert in self.experts for domain in expert.domains]
+        for what, names in (("phase", phases), ("domain", domains)):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(
+                    f"experts name the {what} {' and '.join(twice)} twice: name every expert once, and every domain at "
+                    f"one expert"
+                )
+        _refuse_long_turns(self.episodes, self.max_new_tokens)
+        return self
+
+
+def _refuse_long_turns(episodes: EpisodeRecipe, max_new_tokens: int) -> None:
+    if episodes.max_turn_tokens > max_new_tokens:
+        raise ValueError(
+            f"episodes.max_turn_tokens ({episodes.max_turn_tokens}) must not exceed max_new_tokens "
+            f"({max_new_tokens}), which bounds all turns together: lower the first or raise the second"
+        )
 
 
 class ImportanceRecipe(Frozen):
@@ -192,11 +254,7 @@ class PolicyObjective(Frozen):
                 f"rewards.overlong_tokens ({self.rewards.overlong_tokens}) must not exceed max_new_tokens "
                 f"({self.max_new_tokens}): lower the first or raise the second"
             )
-        if self.episodes.max_turn_tokens > self.max_new_tokens:
-            raise ValueError(
-                f"episodes.max_turn_tokens ({self.episodes.max_turn_tokens}) must not exceed max_new_tokens "
-                f"({self.max_new_tokens}), which bounds all turns together: lower the first or raise the second"
-            )
+        _refuse_long_turns(self.episodes, self.max_new_tokens)
         if self.kind == "ppo" and self.max_refills:
             raise ValueError(
                 f"max_refills is {self.max_refills} with kind ppo, which learns from groups of equal rewards too: set "
@@ -253,6 +311,7 @@ Objective = Annotated[
     PretrainObjective
     | SftObjective
     | RejectionSamplingObjective
+    | DistillationObjective
     | RewardObjective
     | DpoObjective
     | GroupObjective

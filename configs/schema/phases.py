@@ -11,13 +11,17 @@ from configs.schema.courses import PHASE_TEMPLATES, CourseRecipe, PhaseName, all
 from configs.schema.evaluation import GateRecipe
 from configs.schema.model import ModelRecipe
 from configs.schema.objectives import (
+    DistillationObjective,
     DpoObjective,
+    ExpertRecipe,
     Objective,
+    OwnModelRecipe,
     PolicyObjective,
     PpoObjective,
     RejectionSamplingObjective,
     RewardObjective,
     SftObjective,
+    SolutionObjective,
 )
 from configs.schema.packing import Mixture, MixtureWaypoint, Packing, PackingRecipe, mixture_waypoints
 from configs.schema.training import AdapterRecipe, OptimizerRecipe, SpikeRecipe, TrainingResources, ValidationRecipe
@@ -26,10 +30,10 @@ PhaseKind = Literal["pretraining", "mid_training", "post_training"]
 
 
 class SolutionRecipe(Frozen):
-    """The settings on which the conversations of a phase with rejection sampling depend. Made by
+    """The settings on which the conversations of a phase with rejection sampling or distillation depend. Made by
     `PhaseRecipe.solution_recipe`."""
 
-    objective: RejectionSamplingObjective
+    objective: Annotated[RejectionSamplingObjective | DistillationObjective, Field(discriminator="kind")]
     sequence_length: int = Field(gt=1)
     dtype: Literal["float32", "bfloat16"]
     num_threads: int = Field(gt=0)
@@ -105,9 +109,14 @@ class PhaseRecipe(Frozen):
 
     @property
     def samples_solutions(self) -> bool:
-        """Whether the phase's conversations are right answers of the weights that it starts from: its rows can be
-        packed only when those exist."""
-        return isinstance(self.objective, RejectionSamplingObjective)
+        """Whether the phase's conversations are right answers of the weights that it starts from, or of experts: its
+        rows can be packed only when those exist."""
+        return isinstance(self.objective, SolutionObjective)
+
+    @property
+    def experts(self) -> tuple[ExpertRecipe, ...]:
+        """The models whose right answers the phase trains on; none where it distils none."""
+        return self.objective.experts if isinstance(self.objective, DistillationObjective) else ()
 
     @property
     def solution_recipe(self) -> SolutionRecipe:
@@ -118,6 +127,11 @@ class PhaseRecipe(Frozen):
     def trains_language_model(self) -> bool:
         """Whether the phase leaves a model that answers. A reward model only scores answers and is never released."""
         return not isinstance(self.objective, RewardObjective)
+
+    @property
+    def own_model(self) -> OwnModelRecipe | None:
+        """The architecture and the weights of a reward model that starts from no phase; None elsewhere."""
+        return self.objective.own_model if isinstance(self.objective, RewardObjective) else None
 
     @property
     def reads_chats(self) -> bool:
@@ -160,17 +174,17 @@ class PhaseRecipe(Frozen):
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
         objective = self.objective
-        if isinstance(objective, SftObjective | RejectionSamplingObjective) and self.packing != "best_fit":
+        if isinstance(objective, SftObjective | SolutionObjective) and self.packing != "best_fit":
             raise ValueError(
                 f"packing must be best_fit where the objective is {objective.kind}: a conversation cut in two teaches "
                 f"no questions"
             )
         if self.samples_solutions and not all(point.mixture.get("chat") for point in mixture_waypoints(self.mixture)):
             raise ValueError(
-                "mixture has no chat, which are the right answers where the objective is rejection_sampling: add it, "
-                "for example {chat: 1.0}"
+                f"mixture has no chat, which are the right answers where the objective is {objective.kind}: add it, "
+                f"for example {{chat: 1.0}}"
             )
-        samples = isinstance(objective, PolicyObjective | RejectionSamplingObjective)
+        samples = isinstance(objective, PolicyObjective | SolutionObjective)
         if samples and objective.max_new_tokens >= self.sequence_length:
             raise ValueError(
                 f"objective.max_new_tokens ({objective.max_new_tokens}) must stay below sequence_length "
@@ -225,6 +239,8 @@ class TrainingRecipe(Frozen):
     num_tokens: int = Field(gt=0)
     sequence_length: int = Field(gt=1)
     rope_theta: float = Field(gt=0)
+    scorer: ModelRecipe | None
+    """Architecture of the reward model that scores a policy's answers; None where none does."""
     prompt_mixture: tuple[MixtureWaypoint, ...]
     """Share of each domain among the prompts of a policy objective; empty for objectives on rows."""
     max_epochs: float = Field(gt=0)
@@ -249,12 +265,12 @@ class TrainingRecipe(Frozen):
 
     @property
     def critic_recipe(self) -> TrainingRecipe:
-        """The settings by which the critic of a PPO phase trains: all its weights, no MTP layer, and learning rates
-        times critic_rate_ratio."""
+        """The settings by which the critic of a PPO phase trains: all its weights, the architecture of the reward model
+        that it starts from or else the policy's, no MTP layer, and learning rates times critic_rate_ratio."""
         assert isinstance(self.objective, PpoObjective), self.objective
         ratio = self.objective.critic_rate_ratio
         rates = {name: getattr(self.course, name) * ratio for name in ("peak_learning_rate", "final_learning_rate")}
-        model = self.model.model_copy(update={"num_nextn_predict_layers": 0})
+        model = self.scorer or self.model.model_copy(update={"num_nextn_predict_layers": 0})
         adapter = self.adapter.model_copy(update={"kind": "none"})
         course = self.course.model_copy(update=rates)
         return self.model_copy(update={"model": model, "course": course, "adapter": adapter})

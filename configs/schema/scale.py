@@ -11,7 +11,13 @@ from configs.schema.base import Frozen
 from configs.schema.courses import CourseRecipe, CourseSection
 from configs.schema.data import DataSection
 from configs.schema.evaluation import EvaluationSection
-from configs.schema.model import ModelSection
+from configs.schema.model import ModelRecipe, ModelSection
+from configs.schema.named_phases import (
+    refuse_wrong_experts,
+    refuse_wrong_own_model,
+    refuse_wrong_reference,
+    refuse_wrong_reward_model,
+)
 from configs.schema.packing import mixture_waypoints
 from configs.schema.phases import PhaseKind, PhaseRecipe, PhaseSection, TrainingRecipe
 from configs.schema.release import GGUF_BLOCK, QUANTIZED_BLOCK, ROW_FORMATS, ReleaseSection
@@ -65,8 +71,8 @@ class Scale(Frozen):
             samplers = [phase.name for phase in self.phases if phase.name in seeds and phase.recipe.samples_solutions]
             if samplers and len(seeds) > 1:
                 raise ValueError(
-                    f"course {course.recipe.name}: phase {samplers[0]} packs what the weights at its start answer, and "
-                    f"no other phase reads on in that: give it a course of its own"
+                    f"course {course.recipe.name}: phase {samplers[0]} packs what the weights at its start or experts "
+                    f"answer, and no other phase reads on in that: give it a course of its own"
                 )
         num_buckets = self.data.recipe.filter.num_quality_buckets
         for phase in self.phases:
@@ -75,11 +81,13 @@ class Scale(Frozen):
                     f"phase {phase.name}: bucket_weights has {len(phase.recipe.bucket_weights)} weights, "
                     f"data.recipe.filter.num_quality_buckets is {num_buckets}: give one for each bucket, or [] for none"
                 )
-            if phase.recipe.sequence_length > self.model.recipe.max_position_embeddings:
+            most = self._architecture_of(phase).max_position_embeddings
+            if phase.recipe.sequence_length > most:
                 raise ValueError(
                     f"phase {phase.name}: sequence_length ({phase.recipe.sequence_length}) exceeds "
-                    f"model.max_position_embeddings ({self.model.recipe.max_position_embeddings})"
+                    f"model.max_position_embeddings ({most})"
                 )
+            refuse_wrong_own_model(phase, self.model.recipe.vocab_size)
         return self
 
     @model_validator(mode="after")
@@ -103,8 +111,9 @@ class Scale(Frozen):
                     f"phase {phase.name} starts from {start.name}, a reward model, which does not answer: set its "
                     f"start to the phase that {start.name} starts from"
                 )
-            self._refuse_wrong_reward_model(phase, self.phases[:number])
-            self._refuse_wrong_reference(phase, self.phases[:number])
+            refuse_wrong_reward_model(phase, self.phases[:number], self._scorer_of(phase))
+            refuse_wrong_reference(phase, self.phases[:number])
+            refuse_wrong_experts(phase, self.phases[:number])
         sections = dict(zip(names, self.phases, strict=True))
         for course in self.courses:
             for before, name in pairwise(course.recipe.phases):
@@ -115,29 +124,6 @@ class Scale(Frozen):
                         f"from {sections[name].start}: set its start to {before}, or give it a course of its own"
                     )
         return self
-
-    def _refuse_wrong_reward_model(self, phase: PhaseSection, earlier: tuple[PhaseSection, ...]) -> None:
-        named = phase.recipe.reward_model
-        models = [section.name for section in earlier if not section.recipe.trains_language_model]
-        if named is not None and named not in models:
-            fix = f"set it to {' or '.join(models)}" if models else "put a phase of objective reward before it"
-            raise ValueError(
-                f"phase {phase.name}: objective.reward_model {named} is no earlier phase of objective reward: {fix}"
-            )
-
-    def _refuse_wrong_reference(self, phase: PhaseSection, earlier: tuple[PhaseSection, ...]) -> None:
-        named = phase.recipe.reference
-        models = [section.name for section in earlier if section.recipe.trains_language_model]
-        if named is not None and named not in models:
-            raise ValueError(
-                f"phase {phase.name}: objective.reference {named} is no earlier phase that leaves a language model: "
-                f"set it to {' or '.join([*models, 'null'])}"
-            )
-        if named is not None and phase.recipe.samples_answers and phase.recipe.adapter.kind != "none":
-            raise ValueError(
-                f"phase {phase.name}: objective.reference {named} with adapter.kind {phase.recipe.adapter.kind}, whose "
-                f"reference is the policy without its adapter: set it to null, or train all weights"
-            )
 
     @model_validator(mode="after")
     def _model_can_be_evaluated_and_released(self) -> Self:
@@ -265,8 +251,10 @@ class Scale(Frozen):
         return next((phase for phase in reversed(self.phases) if phase.recipe.trains_language_model), None)
 
     def start_of(self, phase: PhaseSection) -> PhaseSection | None:
-        """The phase whose weights it starts from; None for the first."""
+        """The phase whose weights it starts from; None for the first, and for a model of its own."""
         names = [section.name for section in self.phases]
+        if phase.recipe.own_model is not None:
+            return None
         if phase.start is not None:
             return self.phases[names.index(phase.start)]
         number = names.index(phase.name)
@@ -295,18 +283,31 @@ class Scale(Frozen):
         return sum(budgets[name] for name in self.course_of(phase).phases)
 
     def training_recipe(self, phase: PhaseSection) -> TrainingRecipe:
-        """The settings that decide the result of training the phase. A reward model predicts no token: it has no MTP
-        layer."""
-        model = self.model.recipe
-        if not phase.recipe.trains_language_model:
-            model = model.model_copy(update={"num_nextn_predict_layers": 0})
+        """The settings that decide the result of training the phase, without the place of given weights. A reward model
+        predicts no token: it has no MTP layer."""
         shared = phase.recipe.model_dump(include=set(TrainingRecipe.model_fields) & set(PhaseRecipe.model_fields))
+        if phase.recipe.own_model is not None:
+            shared["objective"]["own_model"]["checkpoint_dir"] = phase.name  # its content is an input of the phase
         return TrainingRecipe(
             **shared,
             phase=phase.name,
-            model=model,
+            model=self._architecture_of(phase),
+            scorer=self._scorer_of(phase),
             course=self.course_of(phase),
             course_start_tokens=self.course_start_tokens(phase),
             course_num_tokens=self.course_num_tokens(phase),
             prompt_mixture=mixture_waypoints(phase.recipe.mixture) if phase.recipe.samples_answers else (),
         )
+
+    def _architecture_of(self, phase: PhaseSection) -> ModelRecipe:
+        """Of what the phase trains."""
+        own = phase.recipe.own_model
+        model = self.model.recipe if own is None else own.architecture
+        if phase.recipe.trains_language_model:
+            return model
+        return model.model_copy(update={"num_nextn_predict_layers": 0})
+
+    def _scorer_of(self, phase: PhaseSection) -> ModelRecipe | None:
+        """The architecture of the reward model that scores a policy's answers."""
+        named = [section for section in self.phases if section.name == phase.recipe.reward_model]
+        return self._architecture_of(named[0]) if named else None

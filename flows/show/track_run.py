@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.evaluation.evaluate_checkpoint import Evaluation
     from tasks.evaluation.evaluate_pairs import PairEvaluation
-    from tasks.evaluation.sample_solutions import SampledSolutions
+    from tasks.evaluation.sample_solutions import DomainSolutions, SampledSolutions
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 FLOW_RUN_TAG = "glm46.flow_run"
@@ -166,12 +166,20 @@ def dataset_input(run: Run, name: str, artifact: Artifact[Any], result: Artifact
 
 
 def log_solutions(run: Run, phase: PhaseSection, run_id: str, solutions: Artifact[SampledSolutions]) -> None:
-    """Log what was sampled before a phase with rejection sampling: counts, and pass@k for every k."""
+    """Log what was sampled before a phase with rejection sampling or distillation: counts, and pass@k for every k; by
+    the phase and domain of who answered, too."""
     record = solutions.record
-    figures = {name: float(value) for name, value in record if isinstance(value, int)}
-    figures |= {f"pass_at_{point.k}": point.share for point in record.pass_at}
+    figures = _sampling_figures(record)
+    for domain in record.domains:
+        own = {**_sampling_figures(domain), "kept_share": domain.num_kept / max(1, domain.num_answers)}
+        figures |= {f"{domain.phase}/{domain.domain}/{name}": value for name, value in own.items()}
     client = connect(run.mlflow)
     log_new_figures(client, run_id, {f"sampling/{name}": value for name, value in figures.items()})
+
+
+def _sampling_figures(record: SampledSolutions | DomainSolutions) -> dict[str, float]:
+    counts = {name: float(value) for name, value in record if isinstance(value, int)}
+    return counts | {f"pass_at_{point.k}": point.share for point in record.pass_at}
 
 
 def finish_phase(

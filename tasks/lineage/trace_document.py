@@ -26,6 +26,7 @@ from tasks.lineage.trained_phases import (
     TRAIN_STEP,
     TrainedPhase,
     asked_prompt_ids,
+    experts_of,
     phase_of,
     tokens_of_sequence,
 )
@@ -95,7 +96,8 @@ class TrainedOn(BaseModel):
 
 
 class Descendant(BaseModel):
-    """A checkpoint of a phase that read the document, or of a later phase that started from it."""
+    """A checkpoint of a phase that read the document, or of a later phase that started from it or learned its
+    answers."""
 
     phase: str
     key: str
@@ -265,10 +267,14 @@ def _trained(phase: TrainedPhase, shard: str, sequence: int, num_tokens: int, wi
 
 
 def _descendants(graph: ManifestGraph, versions: list[NamedVersion], digests: set[str]) -> Iterator[Descendant]:
-    """The checkpoints with these digests and all that were started from them, with their registered versions."""
+    """The checkpoints with these digests and all that were started from them or learned their answers, with their
+    registered versions."""
     made = list(graph.made_by(TRAIN_STEP))
+    teachers = {
+        one.digest: {one.identity["inputs"]["start"], *(each.digest for each in experts_of(graph, one))} for one in made
+    }
     reached = set(digests)
-    while more := {one.digest for one in made if one.identity["inputs"]["start"] in reached} - reached:
+    while more := {digest for digest, own in teachers.items() if own & reached} - reached:
         reached |= more
     for checkpoint in (one for one in made if one.digest in reached):
         common: dict[str, Any] = {

@@ -24,7 +24,7 @@ NUM_FIRST_OFFSETS = 3
 NUM_SHOWN_SOURCES = 50
 SOURCES_FILE = "sources.parquet"
 TRAINING_STEPS = (TRAIN_STEP, IMPORT_STEP, "pack_phase")
-"""They are among the ancestors of conversations that a phase's start weights sampled, and are named as phases."""
+"""They are among the ancestors of conversations that weights sampled, and are named as phases."""
 MEMBER = "!"
 """Between the name of an archive and that of its member, in a document's source
 (tasks/data/readers/source_records.py)."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-TRAIN_STEP, IMPORT_STEP = "train_phase", "import_checkpoint"
+TRAIN_STEP, IMPORT_STEP, SOLUTIONS_STEP = "train_phase", "import_checkpoint", "sample_solutions"
 PROMPTS_FILE = "prompts.parquet"
 
 
@@ -56,17 +56,28 @@ class ShardReads:
 
 
 def trained_phases(graph: ManifestGraph, checkpoint: Manifest) -> tuple[list[TrainedPhase], Manifest]:
-    """The phases that led to a checkpoint, first to last, and the manifest at the chain's root: the first phase, or
-    imported weights."""
-    phases: list[TrainedPhase] = []
-    manifest = checkpoint
-    while manifest.step == TRAIN_STEP:
-        phases.append(phase_of(graph, manifest))
-        start = graph.input_of(manifest, "start")
-        if start is None:
-            break
-        manifest = start
-    return phases[::-1], manifest
+    """The phases that led to a checkpoint, each after those that it needed, and the manifest at the chain's root: the
+    first phase, or imported weights. With the phases of the experts whose answers one of them learned."""
+    chain = [checkpoint]
+    while chain[-1].step == TRAIN_STEP and (start := graph.input_of(chain[-1], "start")) is not None:
+        chain.append(start)
+    phases: dict[str, TrainedPhase] = {}
+    for manifest in reversed(chain):
+        if manifest.step == TRAIN_STEP:
+            own = [phase for expert in experts_of(graph, manifest) for phase in trained_phases(graph, expert)[0]]
+            for phase in (*own, phase_of(graph, manifest)):
+                phases.setdefault(phase.checkpoint.digest, phase)
+    return [*phases.values()], chain[-1]
+
+
+def experts_of(graph: ManifestGraph, checkpoint: Manifest) -> list[Manifest]:
+    """The checkpoints whose sampled answers a phase trained on: of rejection sampling its start."""
+    chats = graph.input_of(checkpoint, "chats")
+    solutions = None if chats is None else graph.input_of(chats, "chats")
+    if solutions is None or solutions.step != SOLUTIONS_STEP:
+        return []
+    answering = (graph.input_of(solutions, name) for name in solutions.identity["inputs"] if name != "prompts")
+    return [manifest for manifest in answering if manifest is not None]
 
 
 def phase_of(graph: ManifestGraph, checkpoint: Manifest) -> TrainedPhase:

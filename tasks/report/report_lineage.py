@@ -78,7 +78,9 @@ def _phase_entries(phases: ReportedPhases) -> list[str]:
             )
             read = [_step("packed rows", phase.packed, f"{phase.packed.record.num_rows:,} rows, tokens of {shares}")]
             if phase.solutions is not None:
-                kept = f"{phase.solutions.record.num_kept:,} of the weights below"
+                sampled = phase.solutions.record
+                answering = dict.fromkeys(own.phase for own in sampled.domains)
+                kept = f"{sampled.num_kept:,} of the weights of {' and '.join(answering)}"
                 read.append(_step("right answers", phase.solutions, kept))
             entry += _tree(read)
         entries.append(entry)

@@ -1,4 +1,5 @@
-"""The report about rejection sampling: best-of-k of the weights before a phase, what was kept, and some answers."""
+"""The report about rejection sampling and distillation: best-of-k of who answered before a phase, what was kept, and
+some answers."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ NUM_SHOWN_ANSWERS = 4
 
 
 def solutions_section(phases: ReportedPhases) -> str:
-    """Empty where no phase has rejection sampling."""
+    """Empty where no phase reads sampled answers."""
     return "".join(_of_phase(phase) for phase in phases)
 
 
@@ -27,8 +28,14 @@ def _of_phase(phase: ReportedPhase) -> str:
         for point in record.pass_at
     ]
     groups = [json.loads(line) for line in phase.solutions.path(ROLLOUTS_FILE).read_text().splitlines()]
+    domains: list[tuple[Cell, ...]] = []
+    for own in record.domains:
+        shares = own.num_kept / own.num_answers, own.pass_at[0].share, own.pass_at[-1].share
+        counts = own.num_prompts, own.num_answers, own.num_right, own.num_kept
+        domains.append((own.phase, own.domain, *counts, *shares))
+    titles = ("weights of", "domain", "prompts", "answers", "right", "kept", "kept share", "pass@1", "best of all")
     answers: list[tuple[Cell, ...]] = [
-        (group["question"], text, "right" if reward else "wrong")
+        (group["phase"], group["question"], text, "right" if reward else "wrong")
         for group in groups
         for text, reward in list(zip(group["samples"], group["rewards"], strict=True))[:NUM_SHOWN_ANSWERS]
     ]
@@ -36,8 +43,9 @@ def _of_phase(phase: ReportedPhase) -> str:
         heading(f"Best of k before {phase.name}")
         + curves("answers to a prompt (k)", "prompts with a right one", [Line("pass@k", points)])
         + table(("k", "pass@k", "95 % interval"), rows)
+        + table(titles, domains)
         + paragraph(_kept(record), "soft")
-        + folded("Sampled answers", table(("prompt", "answer", "verdict"), answers))
+        + folded("Sampled answers", table(("weights of", "prompt", "answer", "verdict"), answers))
     )
 
 

@@ -84,6 +84,20 @@ def refuse_wrong_reward_model(
         )
 
 
+def refuse_foreign_expert(
+    recipe: TrainingRecipe, tokenizer: Artifact[TrainedTokenizer], expert: Artifact[TrainedCheckpoint]
+) -> None:
+    """Raises ValueError where a model whose answers a phase would learn reads other tokens than the phase, or is of
+    another architecture."""
+    record = expert.record
+    if record.tokenizer_digest != tokenizer.digest:
+        raise ValueError(
+            f"the expert {record.phase} was trained with tokenizer {record.tokenizer_digest[:12]}, phase "
+            f"{recipe.phase} is given {tokenizer.digest[:12]}: train the expert with the same tokenizer"
+        )
+    refuse_other_architecture(expert, recipe)
+
+
 def refuse_wrong_start(start: TrainedCheckpoint, recipe: TrainingRecipe) -> None:
     """Raises ValueError where a phase would start from a reward model, or continue its course at another token than
     the one at which its start ended."""

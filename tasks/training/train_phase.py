@@ -124,7 +124,7 @@ def train_phase(
         reference_model=reference_model,
     )
     train(job, output)
-    reads_chats = recipe.objective.kind in ("sft", "rejection_sampling")
+    reads_chats = recipe.objective.kind in ("sft", "rejection_sampling", "distillation")
     is_chat_trained = reads_chats or (start is not None and start.record.is_chat_trained)
     return collect(job, tokenizer, is_chat_trained, num_long_prompts, output)
 

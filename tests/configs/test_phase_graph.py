@@ -54,7 +54,7 @@ def scale_of(tree: dict[str, Any], tmp_path) -> Scale:
 def with_branch(tree: dict[str, Any]) -> dict[str, Any]:
     """A reward model after sft, which leaves the others' path as it is."""
     gate = phase_of(tree, "sft")["recipe"]["gate"] | {"own_figure": "none"}
-    changes = {"objective": {"kind": "reward"}, "gate": gate}
+    changes = {"objective": {"kind": "reward", "own_model": None}, "gate": gate}
     add_phase(tree, "reward_model", like="sft", before="rl_reasoning", start="sft", **changes)
     phase_of(tree, "rl_reasoning")["start"] = "sft"
     return tree
@@ -127,7 +127,8 @@ def test_a_name_and_an_objective_that_disagree_are_refused(template, tree):
         {"kind": "pretrain"},
         {"kind": "sft"},
         SAMPLING,
-        {"kind": "reward"},
+        {**DISTILLATION, "experts": [{"phase": "pretrain_general", "domains": ["synthetic"]}]},
+        {"kind": "reward", "own_model": None},
         {"kind": "dpo", "beta": 0.1, "reference": None},
         *({**policy, "kind": kind, "loss_mean": "answers"} for kind in ("grpo", "gspo")),
         {**policy, **CRITIC, "kind": "ppo"},
@@ -136,10 +137,11 @@ def test_a_name_and_an_objective_that_disagree_are_refused(template, tree):
         section = copy.deepcopy(phase_of(tree, "sft")) | {"name": f"{template}_again"}
         gate = section["recipe"]["gate"] | {"own_figure": "none"}
         section["recipe"] |= {"objective": objective, "sequence_length": 128, "gate": gate}
-        values = {**tree, "phases": [section], "courses": [copy.deepcopy(tree["courses"][1])]}
-        values["courses"][0]["recipe"]["phases"] = [section["name"]]
+        values = {**tree, "phases": [tree["phases"][0], section], "courses": copy.deepcopy(tree["courses"][:2])}
+        for course, phase in zip(values["courses"], values["phases"], strict=True):
+            course["recipe"]["phases"] = [phase["name"]]
         if objective["kind"] in PHASE_TEMPLATES[template]:
-            assert Scale(**values).phases[0].recipe.objective.kind == objective["kind"]
+            assert Scale(**values).phases[1].recipe.objective.kind == objective["kind"]
         else:
             kinds = " or ".join(PHASE_TEMPLATES[template])
             with pytest.raises(ValueError, match=f"has objective {kinds}, not {objective['kind']}: set the objective"):
@@ -164,6 +166,22 @@ SAMPLING = {
     "temperature": 1.0,
     "enable_thinking": False,
 }
+
+
+DISTILLATION = {
+    **SAMPLING,
+    "kind": "distillation",
+    "experts": [{"phase": "rl_reasoning", "domains": ["synthetic"]}, {"phase": "rl_agentic", "domains": ["agentic"]}],
+    "episodes": {"max_turns": 3, "max_turn_tokens": 8, "max_observation_chars": 32, "tool_seconds": 60.0},
+}
+
+
+def with_experts(tree: dict[str, Any]) -> dict[str, Any]:
+    """A second expert from sft beside rl_reasoning, and a phase at the end that joins both."""
+    phase_of(tree, "rl_reasoning")["start"] = "sft"
+    add_phase(tree, "rl_agentic", like="rl_reasoning", before=None, start="sft", mixture={"agentic": 1.0})
+    add_phase(tree, "distillation", like="sft", before=None, start="sft", objective=copy.deepcopy(DISTILLATION))
+    return tree
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,29 @@
-"""Rejection sampling on a toy that answers by chance: what is kept, how often k answers hold a right one, and that
-training on it is learning."""
+"""Rejection sampling and distillation on a toy that answers by chance: what is kept, how often k answers hold a right
+one, and that training on it is learning."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
-from configs.schema import ContractRecipe, PackingRecipe, RejectionSamplingObjective, Scale, SolutionRecipe
+from configs.schema import (
+    ContractRecipe,
+    DistillationObjective,
+    Frozen,
+    PackingRecipe,
+    RejectionSamplingObjective,
+    Scale,
+    SolutionRecipe,
+)
 from flows.solution_rules import refuse_too_few_solutions
+from infra.step import Output, step
 from model.text.chat_template import encode, problem_prompt, render_to_train
 from model.text.tokenizer_layout import END_TOKENS, tokenizer_for_text
 from tasks.data.packing.pack_phase import pack_phase
@@ -23,10 +35,13 @@ from tasks.evaluation.sample_solutions import (
     SOLVED_FILE,
     Solving,
     best_of_k,
-    conversation,
     sample_solutions,
 )
+from tasks.training.input_rules import refuse_foreign_expert
+from tasks.training.policy.episode_messages import conversation
+from tasks.training.policy.episodes import Turn
 from tasks.training.policy.prompts import Prompt
+from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tests.configs.test_phase_graph import add_phase
 from tests.conftest import ROOT
 from tests.support.data_inputs import RECIPE as DATA_RECIPE
@@ -67,16 +82,51 @@ def tuned(inputs):
     return inputs.train(inputs.chat_arguments(sft_recipe()))
 
 
-def sample(inputs, checkpoint, recipe=RECIPE, answers=ANSWERS, batch_sequences=32, **calls):
+def sample(inputs, checkpoint, recipe=RECIPE, answers=ANSWERS, batch_sequences=32, domains=(), **calls):
+    """Answers of `checkpoint`, or of experts that `calls` name."""
     return compute(
         inputs.store,
         sample_solutions,
         checkpoint=checkpoint,
-        prompts=compute(inputs.store, write_toy_prompts, recipe=PromptAnswers(answers=answers)),
+        prompts=compute(inputs.store, write_toy_prompts, recipe=PromptAnswers(answers=answers, domains=domains)),
         recipe=recipe,
         resources=EVALUATION_RESOURCES.model_copy(update={"batch_sequences": batch_sequences}),
         **calls,
     )
+
+
+def train_on(inputs, solutions, phase: str, objective, start):
+    """A phase from `start` on the kept answers."""
+    chats = compute(
+        inputs.store,
+        shard_chats,
+        chats=solutions,
+        tokenizer=inputs.tokenizer,
+        recipe=DATA_RECIPE.shards,
+        resources=SPARK,
+    )
+    assert chats.record.num_tokens == solutions.record.num_kept_tokens
+    num_tokens = STEPS * ROWS * SEQUENCE_LENGTH
+    packing = PackingRecipe(
+        num_tokens=num_tokens,
+        sequence_length=SEQUENCE_LENGTH,
+        packing="best_fit",
+        mixture={"chat": 1.0},
+        bucket_weights=(),
+        max_epochs=100.0,
+        fim_rate=0.0,
+        seed=SEED,
+    )
+    packed = compute(inputs.store, pack_phase, shards=None, chats=chats, recipe=packing)
+    recipe = sft_recipe(
+        phase=phase,
+        objective=objective.model_dump(),
+        course=course(phase, 1e-2, ROWS),
+        num_tokens=num_tokens,
+        course_num_tokens=num_tokens,
+    )
+    given = {"packed": packed, "shards": None, "chats": chats}
+    return inputs.train(inputs.chat_arguments(recipe, start=start) | given)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +179,7 @@ def test_right_answers_are_kept_each_once_and_read_as_they_were_sampled(inputs, 
 @pytest.mark.parametrize(("share", "kept"), [(0.0, [0, 1, 2, 3]), (0.4, [0, 2, 3]), (0.5, [0, 2]), (0.99, [2])])
 def test_prompts_with_the_shortest_answers_are_left_out(tuned, share, kept):
     """Means of 6, 4, 7 and 5 tokens; the last prompt has no right answer and counts in no share."""
-    solving = Solving(tokenizer_for_text(str(tuned.path("hf/tokenizer.json"))), RECIPE, "toy")
+    solving = Solving(tokenizer_for_text(str(tuned.path("hf/tokenizer.json"))), RECIPE, "toy", "sft")
     answers = [(0, 5), (0, 7), (1, 4), (2, 7), (3, 2), (3, 8)]
     solving.chats = [{"offset": number} for number, _ in answers]
     solving.answer_tokens, solving.chat_tokens = [size for _, size in answers], [size + 10 for _, size in answers]
@@ -191,38 +241,13 @@ def test_a_prompt_without_room_is_left_out_and_counted(inputs, tuned):
     assert (none.num_prompts, none.num_too_long, none.num_kept, none.pass_at) == (0, 8, 0, ())
 
 
-def test_a_phase_on_right_answers_learns_them(inputs, tuned, solutions):
+@pytest.fixture(scope="module")
+def trained(inputs, tuned, solutions):
+    return train_on(inputs, solutions, "rl_rejection_sampling", OBJECTIVE, tuned)
+
+
+def test_a_phase_on_right_answers_learns_them(inputs, solutions, trained):
     """The toy's own coin tosses, of which only the right ones are trained: it answers rightly afterwards."""
-    chats = compute(
-        inputs.store,
-        shard_chats,
-        chats=solutions,
-        tokenizer=inputs.tokenizer,
-        recipe=DATA_RECIPE.shards,
-        resources=SPARK,
-    )
-    assert chats.record.num_tokens == solutions.record.num_kept_tokens
-    num_tokens = STEPS * ROWS * SEQUENCE_LENGTH
-    packing = PackingRecipe(
-        num_tokens=num_tokens,
-        sequence_length=SEQUENCE_LENGTH,
-        packing="best_fit",
-        mixture={"chat": 1.0},
-        bucket_weights=(),
-        max_epochs=100.0,
-        fim_rate=0.0,
-        seed=SEED,
-    )
-    packed = compute(inputs.store, pack_phase, shards=None, chats=chats, recipe=packing)
-    recipe = sft_recipe(
-        phase="rl_rejection_sampling",
-        objective=OBJECTIVE.model_dump(),
-        course=course("rl_rejection_sampling", 1e-2, ROWS),
-        num_tokens=num_tokens,
-        course_num_tokens=num_tokens,
-    )
-    given = {"packed": packed, "shards": None, "chats": chats}
-    trained = inputs.train(inputs.chat_arguments(recipe, start=tuned) | given)
     assert trained.record.objective == "rejection_sampling" and trained.record.is_chat_trained
     losses = [line["lm"] for line in metrics_of(trained.path("metrics.jsonl"))]
     assert losses[-1] < losses[0]
@@ -230,12 +255,83 @@ def test_a_phase_on_right_answers_learns_them(inputs, tuned, solutions):
     assert before.interval is not None and before.interval[1] < 0.9 < after.share, (before, after)
 
 
+class Renamed(Frozen):
+    phase: str
+
+
+@step(content=("hf/*",))
+def contradict(*, checkpoint, recipe, output: Output) -> TrainedCheckpoint:
+    """A model that answers 0 where the other answers 1."""
+    for path in sorted(checkpoint.directory("hf").iterdir()):
+        output.path(f"hf/{path.name}").write_bytes(path.read_bytes())
+    (weights_path,) = output.directory.glob("hf/*.safetensors")
+    weights, tokenizer = load_file(weights_path), tokenizer_for_text(str(checkpoint.path("hf/tokenizer.json")))
+    zero, one = (tokenizer.encode(digit, add_special_tokens=False).ids[0] for digit in "01")
+    weights["lm_head.weight"][[zero, one]] = weights["lm_head.weight"][[one, zero]]
+    save_file(weights, weights_path, {"format": "pt"})
+    return checkpoint.record.model_copy(update={"phase": recipe.phase})
+
+
+WANTED, DOMAINS = (*ANSWERS[:4], *ANSWERS[:3:-1]), ("math",) * 4 + ("code",) * 4
+"""`e?` to `h?` want the opposite of what `trained` learned."""
+JOINING = DistillationObjective(
+    **OBJECTIVE.model_dump(exclude={"kind"}),
+    kind="distillation",
+    experts=({"phase": "rl_rejection_sampling", "domains": ["math"]}, {"phase": "rl_agentic", "domains": ["code"]}),
+    episodes={"max_turns": 1, "max_turn_tokens": 4, "max_observation_chars": 1, "tool_seconds": 1.0},
+)
+DISTILLING = RECIPE.model_copy(update={"objective": JOINING})
+
+
+def pass_at_1(solutions) -> dict[str, float]:
+    return {each.domain: each.pass_at[0].share for each in solutions.record.domains}
+
+
+def test_distillation_joins_the_domains_of_experts_in_weights_that_know_neither(inputs, tuned, trained):
+    opposite = compute(inputs.store, contradict, checkpoint=trained, recipe=Renamed(phase="rl_agentic"))
+    experts, asked = {"rl_rejection_sampling": trained, "rl_agentic": opposite}, {"answers": WANTED, "domains": DOMAINS}
+    for expert, own, other in ((trained, "math", "code"), (opposite, "code", "math")):
+        alone = pass_at_1(sample(inputs, expert, **asked))
+        assert alone[own] > 0.9 and alone[other] < 0.1, alone
+
+    def interrupted(progress):
+        if progress.message.startswith("rl_agentic"):
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        sample(inputs, None, DISTILLING, **asked, report=interrupted, **experts)
+    solutions = sample(inputs, None, DISTILLING, **asked, **experts)
+    found = [(each.phase, each.domain, each.num_prompts, each.num_kept) for each in solutions.record.domains]
+    assert found == [("rl_rejection_sampling", "math", 4, 4), ("rl_agentic", "code", 4, 4)]
+    answered = {row["id"]: row["phase"] for row in table(solutions, SOLVED_FILE)}
+    assert [*answered.values()] == ["rl_rejection_sampling"] * 4 + ["rl_agentic"] * 4
+    sources = {f"solutions/{name}/{expert.digest[:12]}": 4 for name, expert in experts.items()}
+    assert Counter(chat["source"] for chat in table(solutions, CHATS_FILE)) == sources
+    given = solutions.manifest.identity["inputs"]
+    assert {name: given[name] for name in experts} == {name: expert.digest for name, expert in experts.items()}
+    joined = train_on(inputs, solutions, "distillation", JOINING, tuned)
+    assert joined.record.objective == "distillation" and joined.record.is_chat_trained
+    assert all(share < 0.8 for share in pass_at_1(sample(inputs, tuned, **asked)).values())
+    assert all(share > 0.9 for share in pass_at_1(sample(inputs, joined, **asked)).values())
+
+
+def test_an_expert_with_other_tokens_or_another_architecture_is_refused(inputs, trained):
+    recipe = sft_recipe(phase="distillation", objective=JOINING.model_dump())
+    refuse_foreign_expert(recipe, inputs.tokenizer, trained)
+    with pytest.raises(ValueError, match=r"expert rl_rejection_sampling was trained with tokenizer .* with the same"):
+        refuse_foreign_expert(recipe, SimpleNamespace(digest="0" * 64), trained)
+    changed = recipe.model.model_copy(update={"num_experts_per_tok": recipe.model.num_experts_per_tok + 1})
+    with pytest.raises(ValueError, match=r"config\.json of phase rl_rejection_sampling says num_experts_per_tok"):
+        refuse_foreign_expert(recipe.model_copy(update={"model": changed}), inputs.tokenizer, trained)
+
+
 def test_reasoning_and_calls_are_read_into_their_fields():
     prompt = Prompt("p", "tools", "tools", "What is it?", "[]", "")
-    _, said = conversation(prompt, "\n<think>so and\nso</think>\n12<|user|>", enable_thinking=True)
+    turn = Turn("assistant", "\n<think>so and\nso</think>\n12<|user|>")
+    _, said = conversation(prompt, [turn], enable_thinking=True)
     assert (said["reasoning"], said["content"]) == ("so and\nso", "12")
     call = "\n<tool_call>find\n<arg_key>what</arg_key>\n<arg_value>it</arg_value>\n</tool_call><|observation|>"
-    _, said = conversation(prompt, call, enable_thinking=False)
+    _, said = conversation(prompt, [Turn("assistant", call)], enable_thinking=False)
     assert said["tool_calls"] == [{"name": "find", "arguments": {"what": "it"}}] and said["content"] == ""
 
 

@@ -11,9 +11,10 @@ import yaml
 from configs.schema import Scale
 from flows import train_phases as flow
 from flows.running.run import AssessedModel, AssessedRewardModel
+from flows.solution_rules import refuse_unanswered_domains
 from flows.stages import choose_stages
 from flows.train_phases import PhaseHistory
-from tests.configs.test_phase_graph import SAMPLING, add_phase, phase_of, scored_by
+from tests.configs.test_phase_graph import SAMPLING, add_phase, phase_of, scored_by, with_experts
 from tests.conftest import ROOT
 
 
@@ -119,6 +120,38 @@ def test_given_weights_stand_for_the_start_of_every_phase_that_has_the_first_one
     assert trained == [("reward_model", "given"), ("rl_reasoning", "given", "figures of given")]
 
 
+def test_experts_answer_before_the_phase_that_joins_them_in_its_start(train, scale, monkeypatch):
+    asked = {}
+
+    def sample(run, prepared, phase, models):
+        asked[phase.name] = {name: model.digest for name, model in models.items()}
+        return artifact("solutions")
+
+    monkeypatch.setattr(flow, "_sample", sample)
+    monkeypatch.setattr(flow, "_pack_solutions", lambda *arguments: (artifact("rows"), artifact("chats")))
+    monkeypatch.setattr(flow, "log_solutions", lambda *arguments: None)
+    values = with_experts(scale.model_dump(mode="json"))
+    for phase in values["phases"]:
+        phase["resources"]["launcher"] = "slurm"
+    meet = (("rl_reasoning", "rl_agentic"),)
+    history, trained = train("sft", "given", scale=Scale(**values), meet=meet)
+    assert asked == {"distillation": {"rl_reasoning": "rl_reasoning", "rl_agentic": "rl_agentic"}}
+    assert trained[-1] == ("distillation", "sft", "figures of sft"), "branches side by side, then what joins them"
+    assert history.candidate.solutions.digest == "solutions"
+    history, trained = train("sft", "given", scale=Scale(**values), refused=("rl_agentic",))
+    assert "distillation" not in [name for name, *_ in trained] and history.reasons == ("too low",)
+
+
+def test_every_domain_with_prompts_has_an_expert_and_every_expert_has_prompts(scale):
+    phase = Scale(**with_experts(scale.model_dump(mode="json"))).phases[-1]
+    refuse_unanswered_domains(phase, {"synthetic": 9, "agentic": 8})
+    with pytest.raises(ValueError, match="no expert answers the 7 prompts of domain math: name it among the domains"):
+        refuse_unanswered_domains(phase, {"synthetic": 9, "agentic": 8, "math": 7})
+    for found in ({"synthetic": 9}, {"synthetic": 9, "agentic": 0}):
+        with pytest.raises(ValueError, match="expert rl_agentic is to answer domain agentic, which has no prompts"):
+            refuse_unanswered_domains(phase, found)
+
+
 def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(monkeypatch, scale):
     """The stages of a phase with rejection sampling, each with what it reads."""
     seen = []
@@ -142,7 +175,7 @@ def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(mo
     )
     run = SimpleNamespace(scale=branched)
     assert flow.pack_phases(run, prepared, (phase,)) == {} and not seen, "its rows wait for the weights"
-    solutions = flow._sample(run, prepared, phase, artifact("sft's weights"))
+    solutions = flow._sample(run, prepared, phase, {"checkpoint": artifact("sft's weights")})
     packed, chats = flow._pack_solutions(run, prepared, phase, solutions)
     name = phase.name
     assert [each for each in seen if not each[0].startswith("contract")] == [

@@ -67,8 +67,8 @@ CHAIN_RECIPE = chain_recipe(
 MODEL = "glm46-micro"
 BRANCH = "rl_cold_start"
 """A phase beside the champion's path, which reads what sft reads."""
-SAMPLED = "rl_rejection_sampling"
-"""Another, which reads what the weights of sft answered."""
+SAMPLED = "distillation"
+"""Another, which starts from sft and reads what the weights of rl_reasoning answered."""
 PRETRAIN = PackingRecipe(
     num_tokens=16000,
     sequence_length=64,
@@ -112,9 +112,9 @@ class ToySolutions(Record):
 
 
 @step(content=("chats/*",))
-def sample_solutions(*, checkpoint, prompts, output: Output) -> ToySolutions:
+def sample_solutions(*, prompts, output: Output, rl_reasoning) -> ToySolutions:
     """Samples nothing; its answers are in the shape of those of the real step."""
-    source = f"solutions/{checkpoint.digest[:12]}"
+    source = f"solutions/{rl_reasoning.digest[:12]}"
     asked = [{"role": "user", "content": "What is 1 + 1?", "reasoning": "", "tool_calls": []}]
     said = [{"role": "assistant", "content": f"It is {n}.", "reasoning": "", "tool_calls": []} for n in range(6)]
     address = {"collection": "solutions/synthetic", "licence": "", "kind": "exact", "tools": "[]", "num_bytes": 9}
@@ -210,7 +210,7 @@ def train(data: dict[str, Artifact], root: Path) -> dict[str, Artifact]:
         start=pretrained,
         **{**none, "packed": second, "shards": data["shards"], "chats": data["chat_shards"]},
     )
-    solutions = compute(sample_solutions, root, checkpoint=tuned, prompts=data["decontaminated"])
+    solutions = compute(sample_solutions, root, rl_reasoning=reinforced, prompts=data["decontaminated"])
     answers = compute(
         shard_chats, root, chats=solutions, tokenizer=data["tokenizer"], recipe=RECIPE.shards, resources=RESOURCES
     )
@@ -374,12 +374,14 @@ def test_a_branch_has_its_own_path_and_is_no_part_of_the_champion(home, graph, t
     assert models == read, "sft and the branch read the document, the others started from sft"
 
 
-def test_an_answer_that_was_sampled_leads_to_the_weights_that_gave_it_and_the_phase_that_read_it(home, graph, trained):
+def test_an_answer_that_was_sampled_leads_to_the_weights_that_gave_it_and_the_phase_that_read_it(
+    home, graph, trained, champion
+):
     lineage = trace_model(graph, named_version(open_registry(home), MODEL, SAMPLED), None)
-    assert [phase.name for phase in lineage.phases] == ["pretrain_general", "sft", SAMPLED]
+    assert [phase.name for phase in lineage.phases] == ["pretrain_general", "sft", "rl_reasoning", SAMPLED]
     steps = [use.step for use in lineage.steps]
     assert "sample_solutions" in steps and not {"train_phase", "pack_phase"} & {*steps}
-    source = f"solutions/{trained['sft'].digest[:12]}"
+    source = f"solutions/{trained['rl_reasoning'].digest[:12]}"
     assert source in {use.name for use in lineage.sources}
     answer = trace_document(graph, all_versions(open_registry(home)), document_id(source, 3, 0))
     assert [(place.kind, place.step, place.source) for place in answer.places] == [
@@ -387,6 +389,9 @@ def test_an_answer_that_was_sampled_leads_to_the_weights_that_gave_it_and_the_ph
     ]
     assert answer.split == "train" and {phase.phase for phase in answer.trained} == {SAMPLED}
     assert [(model.phase, model.version) for model in answer.models] == [(SAMPLED, "4")]
+    prompt = next(row["id"] for row in champion[1] if row["phases"] == ["rl_reasoning"])
+    models = trace_document(graph, all_versions(open_registry(home)), prompt).models
+    assert {model.phase for model in models} == {"rl_reasoning", SAMPLED}, "the expert's prompts taught it too"
 
 
 def test_a_record_leads_back_to_the_bytes_of_its_source(champion, data, corpus):

@@ -14,7 +14,7 @@ from configs.load import load_prices
 from infra.home import Home
 from infra.storage.open_store import open_store
 from tasks.evaluation.items import CHAT_PROBLEM, CHOICE, accuracy, read_items
-from tasks.evaluation.sample_solutions import SampledSolutions, best_of_k
+from tasks.evaluation.sample_solutions import DomainSolutions, SampledSolutions, best_of_k
 from tasks.release.decide_promotion import Approval
 from tasks.report.dropped_examples import dropped_examples
 from tasks.report.report_charts import Line, Span, bars, curves, intervals, strips
@@ -369,8 +369,20 @@ def test_rejection_sampling_shows_best_of_k_what_was_kept_and_answers(store, dat
         num_kept_tokens=77,
         left_out={"other_form": 1, "repeated": 3},
         pass_at=best_of_k([0, 1, 3, 5], 8),
+        domains=tuple(
+            DomainSolutions(
+                phase=phase,
+                domain=domain,
+                num_prompts=2,
+                num_answers=16,
+                num_right=sum(right),
+                num_kept=kept,
+                pass_at=best_of_k(right, 8),
+            )
+            for phase, domain, right, kept in (("pretrain_general", "math", [0, 1], 1), ("expert", "code", [3, 5], 4))
+        ),
     )
-    line = {"question": "What is <b>?", "samples": ["\n12", "\n13"], "rewards": [1.0, 0.0]}
+    line = {"phase": "expert", "question": "What is <b>?", "samples": ["\n12", "\n13"], "rewards": [1.0, 0.0]}
     write = lambda output: output.path("rollouts.jsonl").write_text(json.dumps(line) + "\n")  # noqa: E731
     solutions = commit(store, toy("sample_solutions", record, write, evidence=("*.jsonl",)), "solutions")
     phases = ReportedPhases((general, replace(tuned, solutions=solutions)))
@@ -380,7 +392,10 @@ def test_rejection_sampling_shows_best_of_k_what_was_kept_and_answers(store, dat
         assert any(row[:2] == [str(point.k), f"{point.share:.4f}"] for row in rows), point
     assert "9 of 32 answers to 4 prompts are right, and 3 prompts have a right one" in text
     assert "trained on 5 (77 tokens); right ones left out: other form 1; repeated 3." in text
-    assert ["What is <b>?", "13", "wrong"] in [[cell.strip() for cell in row] for row in rows]
+    assert ["pretrain_general", "math", "2", "16", "1", "1", "0.0625", "0.0625", "0.5000"] in rows
+    assert ["expert", "code", "2", "16", "8", "4", "0.2500", "0.5000", "1.0000"] in rows
+    assert "5 of the weights of pretrain_general and expert" in text
+    assert ["expert", "What is <b>?", "13", "wrong"] in [[cell.strip() for cell in row] for row in rows]
     assert f"right answers <code>{solutions.digest[:12]}</code>" in text
     assert (
         "Best of k"

@@ -73,6 +73,8 @@ class PromptAnswers(Frozen):
     """The answers that the toy's prompts want, one prompt each."""
 
     answers: tuple[str, ...]
+    domains: tuple[str, ...] = ()
+    """Of each prompt; empty: all are synthetic."""
 
 
 class RowRange(Frozen):
@@ -155,7 +157,7 @@ def write_toy_prompts(*, recipe: PromptAnswers, output: Output) -> ToyPrompts:
     rows = [
         {
             "id": f"prompt-{number}",
-            "domain": "synthetic",
+            "domain": recipe.domains[number] if recipe.domains else "synthetic",
             "kind": "exact",
             "prompt": f"{chr(97 + number)}?",
             "tools": "[]",

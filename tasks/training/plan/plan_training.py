@@ -11,6 +11,7 @@ from configs.load import load_prices, load_suite
 from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, unembedding_saved
 from tasks.data.readers.source_bytes import HUGGING_FACE
 from tasks.data.sources.remote_sources import dataset_and_file
+from tasks.training.plan.answer_batches import answer_cache_bytes
 from tasks.training.plan.choose_setting import choose_setting
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import H100, Machine
@@ -126,7 +127,7 @@ def _plan_phase(
         rope_theta=recipe.rope_theta,
         start="" if start is None else start.name,
         schedule=describe_schedule(recipe, start),
-        mixture="preference pairs" if recipe.reads_pairs else _describe_mixture(phase.recipe.packing_recipe),
+        mixture=_describe_data(scale, phase),
         attended_tokens=attended,
         trains_mtp=trains_mtp(recipe),
         training_flops=speed.flops,
@@ -204,6 +205,25 @@ def _learning_rates(recipe: TrainingRecipe, steps: PhaseSteps) -> tuple[float, f
         learning_rate_at(recipe.course, recipe.course_num_tokens, tokens) for tokens in (first, top, last)
     )
     return first_rate, peak, last_rate
+
+
+def _describe_data(scale: Scale, phase: PhaseSection) -> str:
+    """What the phase reads; before rejection sampling and distillation also who answers, and what that needs."""
+    if phase.recipe.reads_pairs:
+        return "preference pairs"
+    mixture = _describe_mixture(phase.recipe.packing_recipe)
+    if not phase.recipe.samples_solutions:
+        return mixture
+    recipe, job = scale.training_recipe(phase), scale.evaluation.resources
+    experts = [f"{expert.phase} ({', '.join(expert.domains)})" for expert in phase.recipe.experts]
+    element, copies = 2 if recipe.dtype == "bfloat16" else 4, 2 if job.device == "cpu" else 1  # packed on a CPU
+    whole = phase.resources.model_copy(update={"tensor_parallel": 1, "pipeline_parallel": 1})
+    weights = size(copies * element * count_parameters(recipe.model).total)
+    cache = size(job.batch_sequences * answer_cache_bytes(recipe, whole))
+    return (
+        f"{mixture}; chat are right answers of {', '.join(experts) or 'its start'}, sampled before it on one device: "
+        f"{weights} of weights, one model at a time, and {cache} of cache for {job.batch_sequences} answers at once"
+    )
 
 
 def _describe_mixture(recipe: PackingRecipe) -> str:

@@ -90,7 +90,7 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
     place = {"is_first": is_first, "is_last": is_last, "is_scored": recipe.is_scored}
     held = stage_parts(recipe, recipe.model, layers, **place)
     trained = held if zero else stage_parts(recipe, running, layers, **place)
-    beside = _models_beside(recipe, layers, is_first=is_first, is_last=is_last)
+    beside = _models_beside(recipe, stage, num_stages, layers, is_first=is_first, is_last=is_last)
     weights = gradients = optimizer = 0.0
     for part, moved in [*zip(held, trained, strict=True), *beside]:
         over = _over(part, resources)
@@ -133,15 +133,19 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
     )
 
 
-def _models_beside(recipe: TrainingRecipe, layers: range, *, is_first: bool, is_last: bool) -> list[tuple[Part, Part]]:
+def _models_beside(
+    recipe: TrainingRecipe, stage: int, num_stages: int, layers: range, *, is_first: bool, is_last: bool
+) -> list[tuple[Part, Part]]:
     """What a policy phase holds beside its policy, and what it trains of that: the critic and the reference of PPO, the
     reward model of either. With an adapter the reference is the policy without it."""
     objective, beside = recipe.objective, []
     if not isinstance(objective, PolicyObjective):
         return []
-    scored = recipe.model.model_copy(update={"num_nextn_predict_layers": 0})
+    scored = recipe.scorer or recipe.model.model_copy(update={"num_nextn_predict_layers": 0})
+    divided = stage_layers(scored, min(num_stages, scored.num_hidden_layers))
+    own_layers = divided[stage] if stage < len(divided) else range(0)
     whole = recipe.model_copy(update={"adapter": recipe.adapter.model_copy(update={"kind": "none"})})
-    scorer = stage_parts(whole, scored, layers, is_first=is_first, is_last=is_last, is_scored=True)
+    scorer = stage_parts(whole, scored, own_layers, is_first=is_first, is_last=is_last, is_scored=True)
     if isinstance(objective, PpoObjective):
         beside = [(part, part) for part in scorer]
     if isinstance(objective, PpoObjective) and recipe.adapter.kind == "none":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from configs.schema import EpisodeRecipe
 from model.architecture.losses import IGNORED
 from model.generation.generation import Generation, InProcessEngine, Sampling, sampling_draws
-from model.text.chat_template import encode, observation, problem_prompt, render
+from model.text.chat_template import encode, observation, problem_prompt, render, render_closed
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.environments.environment import Environment, Parameter, Tool, ToolTimeoutError
 from tasks.data.environments.environments import OPENERS
@@ -20,6 +21,7 @@ from tasks.data.sandbox.code_sandbox import NoSandboxError
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
 from tasks.training.policy.answer_rows import lay_out, target_log_probabilities
 from tasks.training.policy.critic import generalized_advantages
+from tasks.training.policy.episode_messages import conversation
 from tasks.training.policy.episodes import Episode, EpisodePlayer, episode_metrics
 from tasks.training.policy.policy import group_advantages
 from tasks.training.policy.rollouts import Rollout
@@ -104,6 +106,8 @@ def test_the_row_of_an_episode_is_the_chat_template_of_its_messages(tokenizer, e
         tokenizer, render(messages, (), enable_thinking=enable_thinking, add_generation_prompt=False)
     )
     assert episode.row == [*whole, tokenizer.token_to_id("<|user|>")]
+    kept = conversation(replace(prompt_named("p"), question="q"), episode.turns, enable_thinking)
+    assert encode(tokenizer, render_closed(kept, (), enable_thinking=enable_thinking))[0] == episode.row
     from_tools = {at for start, stop in episode.tool_spans for at in range(start, stop)}
     own = [at not in from_tools for at in range(len(episode.token_ids) - 1)]
     assert own == trained[len(episode.prompt_ids) :], "what a supervised phase would train on of the same messages"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -11,14 +12,22 @@ from safetensors.torch import load_file
 
 from model.formats.hf_checkpoint import load_model
 from model.text.tokenizer_layout import tokenizer_for_text
+from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
 from tests.configs.test_phase_graph import CRITIC
-from tests.support.training_inputs import ROWS_PER_STEP, TrainingInputs, metrics_of
+from tests.support.model_recipes import GLM46, random_model, with_every_expert
+from tests.support.saved_models import save_checkpoint
+from tests.support.training_inputs import ROWS_PER_STEP, TrainingInputs, compute, metrics_of
 from tests.training.preference.test_pair_phases import pair_arguments, pair_recipe
 from tests.training.test_objectives import ANSWERS, GRPO, course, rl_recipe, sft_recipe
 from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 
 PPO = {**GRPO, **CRITIC, "kind": "ppo", "updates_per_rollout": 2}
 NUM_STEPS = 32
+OWN = with_every_expert(
+    GLM46.model_copy(
+        update={"hidden_size": 32, "num_hidden_layers": 2, "num_nextn_predict_layers": 0, "rope_theta": 10_000.0}
+    )
+)
 SCORED = {"rewards": {**GRPO["rewards"], "verified": 0.0, "reward_model": 0.5}, "reward_model": "reward_model"}
 
 
@@ -33,13 +42,20 @@ def tuned(inputs):
 
 
 @pytest.fixture(scope="module")
-def judge(inputs, tuned):
-    """A reward model that prefers the greater of two digits."""
-    return inputs.train(pair_arguments(inputs, pair_recipe("reward"), tuned))
+def judge(inputs, tmp_path_factory):
+    """A reward model that prefers the greater of two digits: smaller than the policy, from weights of its own."""
+    hf_dir, ends = tmp_path_factory.mktemp("own") / "hf", {"eos_token_ids": [0], "pad_token_id": 0}
+    hf_dir.mkdir()
+    save_checkpoint(random_model(OWN, std=0.05), hf_dir, **ends, dtype=torch.float32, max_shard_bytes=1 << 30)
+    shutil.copy(inputs.tokenizer.path("tokenizer.json"), hf_dir)
+    source = describe_checkpoint_dir(hf_dir)
+    start = compute(inputs.store, import_checkpoint, source=source, tokenizer=inputs.tokenizer, recipe=OWN)
+    return inputs.train(pair_arguments(inputs, pair_recipe("reward", model=OWN.model_dump()), start))
 
 
 def ppo_recipe(num_steps: int, **objective):
-    return rl_recipe(num_steps, objective=PPO | objective, max_epochs=10.0 * num_steps)
+    scorer = OWN.model_dump() if objective.get("reward_model") else None
+    return rl_recipe(num_steps, objective=PPO | objective, scorer=scorer, max_epochs=10.0 * num_steps)
 
 
 def test_ppo_raises_the_reward_and_measures_policy_and_critic(inputs, tuned):
@@ -82,7 +98,7 @@ def test_a_killed_ppo_phase_continues_to_the_same_policy_and_critic(inputs, tune
 
 
 def test_a_reward_model_scores_the_answers_and_its_digest_is_in_the_key(inputs, tuned, judge, tmp_path):
-    recipe = rl_recipe(objective=GRPO | SCORED)
+    recipe = rl_recipe(objective=GRPO | SCORED, scorer=OWN.model_dump())
     arguments = inputs.prompt_arguments(recipe, ANSWERS, start=tuned) | {"reward_model": judge}
     artifact = inputs.train(arguments)
     assert artifact.manifest.identity["inputs"]["reward_model"] == judge.digest
@@ -123,6 +139,7 @@ def test_the_critic_starts_from_the_reward_model_where_there_is_one(inputs, tune
         for path in (artifact.path("handover/critic-master-00001.safetensors"), judge.path("hf/model.safetensors"))
     )
     assert critic.keys() == scorer.keys()
+    assert scorer["model.norm.weight"].shape == (OWN.hidden_size,), "of its size, not the policy's"
     for name, tensor in scorer.items():
         torch.testing.assert_close(critic[name], tensor, rtol=0, atol=1e-7)
 

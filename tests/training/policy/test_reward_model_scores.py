@@ -8,6 +8,7 @@ import math
 import pytest
 
 from configs.schema import PolicyObjective
+from model.architecture.transformer import Glm4Moe
 from model.generation.generation import InProcessEngine
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.environments.environment import Environment
@@ -88,6 +89,10 @@ def test_the_plan_counts_the_models_beside_the_policy():
     scored = rank_memory(rl_recipe(objective=SCORED), RESOURCES)
     assert scored.weights - alone.weights == 4 * scorer
     assert (scored.gradients, scored.optimizer) == (alone.gradients, alone.optimizer)
+    small = reward_model().recipe.model_copy(update={"num_hidden_layers": 2, "hidden_size": 32})
+    of_its_own = rank_memory(rl_recipe(objective=SCORED, scorer=small.model_dump()), RESOURCES)
+    own = sum(tensor.numel() for tensor in Glm4Moe(small, is_scored=True).state_dict().values())
+    assert of_its_own.weights - alone.weights == 4 * own < 4 * scorer
     ppo = rank_memory(rl_recipe(objective=SCORED | CRITIC | {"kind": "ppo"}), RESOURCES)
     assert ppo.weights - alone.weights == 4 * (2 * scorer + policy)
     assert ppo.gradients - alone.gradients == 4 * trained and ppo.optimizer > alone.optimizer

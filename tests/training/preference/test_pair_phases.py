@@ -27,7 +27,7 @@ from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 
 NUM_STEPS, ROWS = 12, 8
 EVALUATION = load_scale("micro").evaluation
-KINDS = {"reward": {"kind": "reward"}, "dpo": {"kind": "dpo", "beta": 0.2, "reference": None}}
+KINDS = {"reward": {"kind": "reward", "own_model": None}, "dpo": {"kind": "dpo", "beta": 0.2, "reference": None}}
 
 
 class ToyPairs(Record):
