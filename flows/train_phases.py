@@ -160,7 +160,7 @@ def _train(
 ) -> AssessedModel | AssessedRewardModel:
     before = history.model_of(run.scale.start_of(phase))
     start = history.start if before is None else before.checkpoint
-    solutions = _sample(run, prepared, phase, start) if phase.recipe.samples_solutions else None
+    solutions = _sample(run, prepared, phase, start) if phase.recipe.asks_start else None
     pairs, reference = history.pairs.get(phase.name), None
     if isinstance(phase.recipe.objective, DpoObjective) and start is not None and pairs is not None:
         held_to = _checkpoint_of(phase.recipe.reference, history) or start
@@ -174,7 +174,7 @@ def _train(
         "reward_model": _checkpoint_of(phase.recipe.reward_model, history),
     }
     if phase.recipe.samples_answers:
-        inputs["reference_model"] = _checkpoint_of(phase.recipe.reference, history)
+        inputs |= {"reference_model": _checkpoint_of(phase.recipe.reference, history), "pass_rates": solutions}
     run_id = track_phase(run, phase, step_key(train_phase.identity(run.scale.training_recipe(phase), inputs)))
     checkpoint = _train_tracked(run, phase, run_id, inputs)
     if pairs is not None and not phase.recipe.trains_language_model:
@@ -236,7 +236,8 @@ def _training_inputs(
 def _sample(
     run: Run, prepared: PreparedData, phase: PhaseSection, start: Artifact[TrainedCheckpoint] | None
 ) -> Artifact[SampledSolutions]:
-    """Right answers of the weights that a phase starts from. Raises ValueError where they are too few."""
+    """Right answers of the weights that a phase starts from, counted for each prompt. Raises ValueError where they are
+    too few to train on."""
     assert start is not None and prepared.documents is not None, phase.name
     section = run.scale.evaluation
     solutions = run_step(
@@ -249,7 +250,8 @@ def _sample(
         resources=section.resources,
         job=section.resources,
     )
-    refuse_too_few_solutions(phase, solutions.record)
+    if phase.recipe.samples_solutions:
+        refuse_too_few_solutions(phase, solutions.record)
     check_contract(run, solutions, "sampled_solutions", stage=f"contract solutions {phase.name}")
     return solutions
 

@@ -38,6 +38,7 @@ from configs.schema.jobs import Device, JobResources, QueueResources
 from configs.schema.model import ModelRecipe, ModelSection
 from configs.schema.objectives import (
     MIN_TOKEN_CLIP,
+    DifficultyRecipe,
     DpoObjective,
     EpisodeRecipe,
     ImportanceRecipe,
@@ -139,6 +140,7 @@ __all__ = [
     "DecontaminationRecipe",
     "DeduplicationRecipe",
     "Device",
+    "DifficultyRecipe",
     "Domain",
     "DpoObjective",
     "EnvironmentName",

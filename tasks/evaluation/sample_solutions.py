@@ -1,7 +1,8 @@
-"""Step: asks a checkpoint every prompt k times and keeps right answers as conversations, for rejection sampling.
+"""Step: asks a checkpoint every prompt k times and counts right answers; rejection sampling keeps some of them.
 
-In: a trained checkpoint (hf/ with tokenizer.json) and the decontaminated prompts. Out: chats/, in the shape in which
-collect_chats leaves conversations, and solved.parquet with the right and the kept answers to every prompt, counted. The
+In: a trained checkpoint (hf/ with tokenizer.json) and the decontaminated prompts. Out: solved.parquet with the right
+and the kept answers to every prompt, counted, and chats/ with those that are kept, in the shape in which collect_chats
+leaves conversations; none where a policy phase only measures how hard its prompts are (objective.difficulty). The
 verifiers are those of reinforcement learning. rollouts.jsonl shows some answers. The whole model is on one device.
 """
 
@@ -25,6 +26,7 @@ from tasks.data.records.documents import CHAT_COLUMNS, TRAIN, document_id
 from tasks.data.seeds.verify_solutions import write_rows
 from tasks.evaluation.engine import end_token_ids, load_engine, load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.intervals import Interval, pass_at_k, share_interval
+from tasks.training.policy.prompt_difficulty import SOLVED_FILE
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,10 +39,10 @@ if TYPE_CHECKING:
 
 SOURCE = "solutions"
 """Beginning of the source's name of a kept answer; the digest of the weights follows."""
-CHATS_FILE, SOLVED_FILE, ROLLOUTS_FILE = "chats/part-00000.parquet", "solved.parquet", "rollouts.jsonl"
+CHATS_FILE, ROLLOUTS_FILE = "chats/part-00000.parquet", "rollouts.jsonl"
 SOLVED_COLUMNS = "id string, domain string, kind string, num_samples long, num_right long, num_kept long"
-PROMPTS_PER_BLOCK = 64
-"""Number of prompts whose answers are sampled between two progress reports; the seeds count these blocks."""
+PROMPTS_PER_BLOCK, ANSWERS_PER_BLOCK = 64, 4096
+"""Most prompts, and answers to them, that are sampled between two progress reports; the seeds count these blocks."""
 NUM_SHOWN_PROMPTS = 8
 REPEATED, OTHER_FORM, ENOUGH, SHORT = "repeated", "other_form", "enough_kept", "short"
 
@@ -93,7 +95,11 @@ def sample_solutions(
     checkpoint_dir, objective = checkpoint.directory("hf"), recipe.objective
     tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
     # A conversation that is kept has one answer: tasks of environments are not asked.
-    every = [prompt for prompt in read_prompts(prompts.path("prompts.parquet")) if prompt.kind not in OPENERS]
+    every = [
+        prompt
+        for prompt in read_prompts(prompts.path("prompts.parquet"))
+        if prompt.kind not in OPENERS and (not recipe.domains or prompt.domain in recipe.domains)
+    ]
     room = recipe.sequence_length - objective.max_new_tokens
     asked = [prompt for prompt in every if len(prompt.token_ids(tokenizer, objective.enable_thinking)) <= room]
     solving = Solving(tokenizer, recipe, f"{SOURCE}/{checkpoint.digest[:12]}")
@@ -105,9 +111,10 @@ def sample_solutions(
             device=resources.device,
             dtype=recipe.dtype,
         )
-        for start in range(0, len(asked), PROMPTS_PER_BLOCK):
+        size = min(PROMPTS_PER_BLOCK, ANSWERS_PER_BLOCK // objective.samples_per_prompt)
+        for start in range(0, len(asked), size):
             output.report(Progress(start, len(asked), "prompts", "sampling answers"))
-            solving.solve(engine, asked[start : start + PROMPTS_PER_BLOCK], start)
+            solving.solve(engine, asked[start : start + size], start)
     solving.leave_out_shortest(objective.dropped_shortest_share)
     write_rows(output.path(CHATS_FILE), solving.chats, f"{CHAT_COLUMNS}, split string")
     write_rows(output.path(SOLVED_FILE), solving.solved, SOLVED_COLUMNS)
@@ -167,7 +174,9 @@ class Solving:
         for number, prompt in enumerate(prompts):
             own = slice(number * size, (number + 1) * size)
             right = [verdict is True for verdict in verdicts[own]]
-            num_kept = self._keep(prompt, start + number, asked_ids[number], answers[own], texts[own], right)
+            num_kept = 0
+            if self.recipe.keeps_answers:
+                num_kept = self._keep(prompt, start + number, asked_ids[number], answers[own], texts[own], right)
             counted = {"num_samples": size, "num_right": sum(right), "num_kept": num_kept}
             self.solved.append({"id": prompt.id, "domain": prompt.domain, "kind": prompt.kind} | counted)
             if len(self.shown) < NUM_SHOWN_PROMPTS:

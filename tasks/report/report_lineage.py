@@ -71,17 +71,17 @@ def _phase_entries(phases: ReportedPhases) -> list[str]:
     for phase in reversed(path):
         record = phase.checkpoint.record
         detail = f"{record.num_tokens:,} tokens, export {record.export_digest[:DIGITS]}"
-        entry = _step(f"checkpoint of {phase.name}", phase.checkpoint, detail)
+        entry, read = _step(f"checkpoint of {phase.name}", phase.checkpoint, detail), []
         if phase.packed is not None:
             shares = ", ".join(
                 f"{name} {tokens:,}" for name, tokens in sorted(phase.packed.record.tokens_by_domain.items())
             )
-            read = [_step("packed rows", phase.packed, f"{phase.packed.record.num_rows:,} rows, tokens of {shares}")]
-            if phase.solutions is not None:
-                kept = f"{phase.solutions.record.num_kept:,} of the weights below"
-                read.append(_step("right answers", phase.solutions, kept))
-            entry += _tree(read)
-        entries.append(entry)
+            read += [_step("packed rows", phase.packed, f"{phase.packed.record.num_rows:,} rows, tokens of {shares}")]
+        if phase.solutions is not None:
+            counted = phase.solutions.record
+            name, number = ("right answers", counted.num_kept) if read else ("pass rates", counted.num_prompts)
+            read.append(_step(name, phase.solutions, f"{number:,} of the weights below"))
+        entries.append(entry + (_tree(read) if read else ""))
     start = path[0].start
     names = {phase.checkpoint.digest: phase.name for phase in phases}
     branches = [
