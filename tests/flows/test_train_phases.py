@@ -160,6 +160,13 @@ def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(mo
         f"contract packed {name}",
     ]
     assert (packed.digest, chats.digest) == (f"pack {name}", f"shard {name}")
+    seen.clear()
+    phase_of(values, "rl_reasoning")["recipe"]["objective"]["difficulty"] = DIFFICULTY
+    measured = flow._sample(SimpleNamespace(scale=Scale(**values)), prepared, Scale(**values).phases[-1], artifact("w"))
+    assert measured.digest == "sample rl_reasoning" and [each[0] for each in seen] == [
+        "sample rl_reasoning",
+        "contract solutions rl_reasoning",
+    ], "no right answer is needed where prompts are only measured"
 
 
 def test_pass_rates_are_measured_before_the_phase_that_chooses_by_them(train, scale, monkeypatch):
