@@ -66,9 +66,9 @@ def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until
         _refuse_unreleasable(scale, names[-2])
     phases = tuple(phase for phase in scale.phases if phase.name in chosen)
     _refuse_missing_starts(scale, phases)
-    if start is None and phases and phases[0].recipe.samples_solutions and not phases[0].recipe.experts:
+    if start is None and phases and phases[0].recipe.asks_start:
         raise ValueError(
-            f"phase {phases[0].name} samples answers from the weights that it starts from, and there are none: put a "
+            f"phase {phases[0].name} asks the weights that it starts from, and there are none: put a "
             f"phase before it, or run with --from {phases[0].name} --start WEIGHTS"
         )
     if RELEASE_MODEL in chosen and (scale.released_phase is None or (phases and scale.released_phase not in phases)):

@@ -169,7 +169,7 @@ def _train(
     if (own := phase.recipe.own_model) is not None:
         start = import_own_model(run, phase, prepared, own)
     solutions = None
-    if phase.recipe.samples_solutions:
+    if phase.recipe.asks_models:
         solutions = _sample(run, prepared, phase, _answering(phase, start, history))
     pairs, reference = history.pairs.get(phase.name), None
     if isinstance(phase.recipe.objective, DpoObjective) and start is not None and pairs is not None:
@@ -184,7 +184,7 @@ def _train(
         "reward_model": _checkpoint_of(phase.recipe.reward_model, history),
     }
     if phase.recipe.samples_answers:
-        inputs["reference_model"] = _checkpoint_of(phase.recipe.reference, history)
+        inputs |= {"reference_model": _checkpoint_of(phase.recipe.reference, history), "pass_rates": solutions}
     run_id = track_phase(run, phase, step_key(train_phase.identity(run.scale.training_recipe(phase), inputs)))
     checkpoint = _train_tracked(run, phase, run_id, inputs)
     if pairs is not None and not phase.recipe.trains_language_model:
@@ -258,7 +258,8 @@ def _answering(
 def _sample(
     run: Run, prepared: PreparedData, phase: PhaseSection, models: Mapping[str, Artifact[TrainedCheckpoint]]
 ) -> Artifact[SampledSolutions]:
-    """Right answers of the models. Raises ValueError where they are too few, and for an expert that does not fit."""
+    """Right answers of the models, counted for each prompt. Raises ValueError where they are too few to train on, and
+    for an expert that does not fit."""
     assert prepared.documents is not None, phase.name
     for expert in models.values() if phase.recipe.experts else ():
         refuse_foreign_expert(run.scale.training_recipe(phase), prepared.tokenizer, expert)
@@ -273,7 +274,8 @@ def _sample(
         job=section.resources,
         **inputs,
     )
-    refuse_too_few_solutions(phase, solutions.record)
+    if phase.recipe.samples_solutions:
+        refuse_too_few_solutions(phase, solutions.record)
     check_contract(run, solutions, "sampled_solutions", stage=f"contract solutions {phase.name}")
     return solutions
 

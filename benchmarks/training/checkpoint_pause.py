@@ -138,6 +138,7 @@ def prepare(recipe: Any, root: Path) -> tuple[Any, Any]:
         validation=(),
         validation_domains={},
         prompts_path="",
+        solved_path="",
         pairs_dir="",
         reference_path="",
         reference_dir="",

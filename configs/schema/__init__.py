@@ -38,6 +38,7 @@ from configs.schema.jobs import Device, JobResources, QueueResources
 from configs.schema.model import ModelRecipe, ModelSection
 from configs.schema.objectives import (
     MIN_TOKEN_CLIP,
+    DifficultyRecipe,
     DistillationObjective,
     DpoObjective,
     EpisodeRecipe,
@@ -142,6 +143,7 @@ __all__ = [
     "DecontaminationRecipe",
     "DeduplicationRecipe",
     "Device",
+    "DifficultyRecipe",
     "DistillationObjective",
     "Domain",
     "DpoObjective",

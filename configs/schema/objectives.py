@@ -10,6 +10,9 @@ from configs.schema.base import Domain, Frozen
 from configs.schema.courses import PhaseName
 from configs.schema.model import ModelRecipe
 
+MAX_MEASURED_SAMPLES = 512
+"""Answers to a prompt from one version of the weights (report: pass@512 of the hardest problems)."""
+
 
 class PretrainObjective(Frozen):
     """Cross-entropy of every next token."""
@@ -29,7 +32,7 @@ class SolutionObjective(Frozen):
     (tasks/evaluation/sample_solutions.py). What rejection_sampling and distillation share."""
 
     kind: Literal["rejection_sampling", "distillation"]
-    samples_per_prompt: int = Field(ge=2, le=64)
+    samples_per_prompt: int = Field(ge=2, le=MAX_MEASURED_SAMPLES)
     """Answers to every prompt (S0: 8 to 64)."""
     max_kept_per_prompt: int = Field(gt=0)
     """Most right answers to one prompt that become conversations, no two of them equal: an easy prompt would otherwise
@@ -110,6 +113,10 @@ class RewardRecipe(Frozen):
         return self
 
 
+TimedEnvironment = Literal["calculator", "python", "search", "retail", "swe_task", "others"]
+"""Kinds of prompts whose environment may have a time-out of its own, and the rest."""
+
+
 class EpisodeRecipe(Frozen):
     """Limits of answers in turns, with tools between them: prompts whose kind names an environment (domain agentic).
     max_new_tokens bounds all that follows the prompt, the tools' tokens included."""
@@ -120,9 +127,50 @@ class EpisodeRecipe(Frozen):
     """Tokens of one turn; a longer one is cut off, which ends the episode and earns nothing."""
     max_observation_chars: int = Field(gt=0)
     """Characters of what a tool answers; the rest is cut off."""
-    tool_seconds: float = Field(gt=0)
-    """Wall time of the calls of one turn, far above what they need: then the episode ends and earns nothing. Programs
-    have a limit of processor time besides (tasks/data/sandbox/code_sandbox.py)."""
+    tool_seconds: dict[TimedEnvironment, Annotated[float, Field(gt=0)]]
+    """Wall time of the calls of one turn by environment, far above what they need: then the episode ends and earns
+    nothing. `others` is that of every environment without an entry. Programs have a limit of processor time besides
+    (tasks/data/sandbox/code_sandbox.py)."""
+
+    def seconds_of(self, kind: str) -> float:
+        """Wall time of the calls of one turn in the environment of prompts of this kind."""
+        times: dict[str, float] = {**self.tool_seconds}
+        return times.get(kind, times["others"])
+
+    @model_validator(mode="after")
+    def _every_environment_has_a_time(self) -> Self:
+        if "others" not in self.tool_seconds:
+            raise ValueError(
+                f"episodes.tool_seconds names {', '.join(self.tool_seconds) or 'no environment'}, and not others, the "
+                f"time of all environments without an entry: add it, for example others: 60.0"
+            )
+        return self
+
+
+class DifficultyRecipe(Frozen):
+    """Which prompts a phase asks, by their pass rate: the share of right answers that the weights at the phase's start
+    give to each. It is measured once, before the phase trains (tasks/evaluation/sample_solutions.py); not for tasks of
+    environments."""
+
+    samples_per_prompt: int = Field(ge=2, le=MAX_MEASURED_SAMPLES)
+    """Answers to every prompt (report: 8 tell moderate problems from others, 512 what is hard from what is
+    impossible)."""
+    min_pass_rate: float = Field(ge=0, le=1)
+    """Prompts with a lower pass rate are too hard and never asked; 0 asks also those without a right answer."""
+    max_pass_rate: float = Field(ge=0, le=1)
+    """Prompts with a higher pass rate are too easy and never asked."""
+    order: Literal["shuffled", "easy_first"]
+    """easy_first: every epoch of a domain asks its prompts by falling pass rate, equal ones shuffled. A phase with
+    fewer groups than prompts then leaves out the hardest."""
+
+    @model_validator(mode="after")
+    def _band_holds_something(self) -> Self:
+        if self.min_pass_rate > self.max_pass_rate:
+            raise ValueError(
+                f"difficulty.min_pass_rate ({self.min_pass_rate:g}) exceeds max_pass_rate ({self.max_pass_rate:g}), so "
+                f"no prompt is asked: lower the first or raise the second"
+            )
+        return self
 
 
 class ExpertRecipe(Frozen):
@@ -229,6 +277,9 @@ class PolicyObjective(Frozen):
     """tokens: every token of an update's answers weighs the same (arXiv 2503.14476; report: for code). answers: every
     answer does, whatever its length (arXiv 2402.03300, 2507.18071)."""
     rewards: RewardRecipe
+    difficulty: DifficultyRecipe | None
+    """The prompts that are asked and their order, by how hard they are for the weights at the phase's start; null: all
+    of the mixture's domains, shuffled."""
     episodes: EpisodeRecipe
     max_constant_steps: int = Field(gt=0)
     """Steps in a row in which no group has two different rewards, after which training stops: nothing can be learned

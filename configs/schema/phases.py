@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -30,10 +30,13 @@ PhaseKind = Literal["pretraining", "mid_training", "post_training"]
 
 
 class SolutionRecipe(Frozen):
-    """The settings on which the conversations of a phase with rejection sampling or distillation depend. Made by
-    `PhaseRecipe.solution_recipe`."""
+    """The settings of what models answer before a phase trains. Made by `PhaseRecipe.solution_recipe`."""
 
     objective: Annotated[RejectionSamplingObjective | DistillationObjective, Field(discriminator="kind")]
+    keeps_answers: bool
+    """Whether right answers become conversations; else they only measure how hard the prompts are."""
+    domains: tuple[str, ...]
+    """Domains whose prompts are asked, where no expert has its own; empty: all."""
     sequence_length: int = Field(gt=1)
     dtype: Literal["float32", "bfloat16"]
     num_threads: int = Field(gt=0)
@@ -119,9 +122,37 @@ class PhaseRecipe(Frozen):
         return self.objective.experts if isinstance(self.objective, DistillationObjective) else ()
 
     @property
+    def asks_models(self) -> bool:
+        """Whether models answer prompts before the phase trains: for right answers to train on, or for the pass rate of
+        each prompt."""
+        is_measured = isinstance(self.objective, PolicyObjective) and self.objective.difficulty is not None
+        return self.samples_solutions or is_measured
+
+    @property
+    def asks_start(self) -> bool:
+        """Whether those models are the weights that the phase starts from."""
+        return self.asks_models and not self.experts
+
+    @property
     def solution_recipe(self) -> SolutionRecipe:
-        """The settings of what is sampled before the phase trains."""
-        return SolutionRecipe(**self.model_dump(include=set(SolutionRecipe.model_fields)))
+        """The settings of what models answer before a phase trains that asks some."""
+        values: dict[str, Any] = self.model_dump(include=set(SolutionRecipe.model_fields))
+        if not isinstance(self.objective, PolicyObjective):
+            return SolutionRecipe(**values, keeps_answers=True, domains=())
+        assert self.objective.difficulty is not None, self.objective
+        values["objective"] = RejectionSamplingObjective(
+            kind="rejection_sampling",
+            samples_per_prompt=self.objective.difficulty.samples_per_prompt,
+            max_kept_per_prompt=1,
+            dropped_shortest_share=0.0,
+            max_new_tokens=self.objective.max_new_tokens,
+            temperature=self.objective.temperature,
+            enable_thinking=self.objective.enable_thinking,
+        )
+        domains = {
+            name for point in mixture_waypoints(self.mixture) for name, weight in point.mixture.items() if weight
+        }
+        return SolutionRecipe(**values, keeps_answers=False, domains=tuple(sorted(domains)))
 
     @property
     def trains_language_model(self) -> bool:
@@ -168,6 +199,16 @@ class PhaseRecipe(Frozen):
             raise ValueError(
                 f"gate.own_figure {self.gate.own_figure} with objective reward, which leaves no model that answers: "
                 f"set it to pair_accuracy or none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _measured_prompts_are_answered_in_one_turn(self) -> Self:
+        is_played = any(point.mixture.get("agentic") for point in mixture_waypoints(self.mixture))
+        if isinstance(self.objective, PolicyObjective) and self.objective.difficulty is not None and is_played:
+            raise ValueError(
+                "objective.difficulty measures prompts that are answered in one turn, and the mixture has the domain "
+                "agentic: set difficulty to null, or take agentic out of the mixture"
             )
         return self
 

@@ -54,7 +54,7 @@ def serve(
         int | None, typer.Option(min=1, help="of a request and its answer; by default the scale's, or the model's")
     ] = None,
     rollouts: Annotated[
-        bool, typer.Option("--rollouts", help="of vllm: a policy phase gives it weights and asks for token ids")
+        bool, typer.Option("--rollouts", help="of vllm and sglang: a policy phase gives it weights and asks for tokens")
     ] = False,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE.yaml", help="options as S0's inference_production.yaml")

@@ -65,7 +65,7 @@ class AssessedModel:
     pairs: Artifact[PairEvaluation] | None = None
     """Figures of the preference pairs, where the phase trained on some."""
     solutions: Artifact[SampledSolutions] | None = None
-    """The right answers that a phase with rejection sampling trained on."""
+    """What the phase's start answered before it: for rejection sampling to train on, or as pass rates of prompts."""
 
 
 @dataclass(frozen=True)

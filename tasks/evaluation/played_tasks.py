@@ -103,7 +103,7 @@ def _play(
     sampling = Sampling(recipe.tasks.max_new_tokens, recipe.temperature, stop_token_ids=stops, seed=seed)
     asked = [prompt for prompt in prompts for _ in range(recipe.samples_per_problem)]
     episodes = [
-        Episode(prompt.token_ids(tokenizer, recipe.enable_thinking), draws, prompt.open_environment())
+        Episode(prompt.token_ids(tokenizer, recipe.enable_thinking), draws, prompt.open_environment(), prompt.kind)
         for prompt, draws in zip(asked, sampling_draws(sampling, len(asked)), strict=True)
     ]
     player = EpisodePlayer(tokenizer, recipe.tasks.episodes, stops, recipe.enable_thinking)

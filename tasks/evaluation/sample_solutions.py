@@ -1,9 +1,9 @@
-"""Step: asks checkpoints prompts k times and keeps right answers as conversations, for rejection sampling and
-distillation.
+"""Step: asks checkpoints prompts k times and counts right answers; rejection sampling and distillation keep some.
 
-In: a trained checkpoint (hf/ with tokenizer.json), or one of each expert, and the decontaminated prompts. Out: chats/,
-in the shape in which collect_chats leaves conversations, and solved.parquet with the right and the kept answers to
-every prompt, counted. The verifiers and environments are those of reinforcement learning. rollouts.jsonl shows some
+In: a trained checkpoint (hf/ with tokenizer.json), or one of each expert, and the decontaminated prompts. Out:
+solved.parquet with the right and the kept answers to every prompt, counted, and chats/ with those that are kept, in the
+shape in which collect_chats leaves conversations; none where a policy phase only measures how hard its prompts are
+(objective.difficulty). The verifiers and environments are those of reinforcement learning. rollouts.jsonl shows some
 answers. One whole model after the other is on one device.
 """
 
@@ -27,6 +27,7 @@ from tasks.data.seeds.verify_solutions import write_rows
 from tasks.evaluation.engine import end_token_ids, load_engine, load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.intervals import Interval, pass_at_k, share_interval
 from tasks.training.policy.episode_messages import conversation
+from tasks.training.policy.prompt_difficulty import SOLVED_FILE
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
 
 SOURCE = "solutions"
 """Beginning of the source's name of a kept answer; the phase and the digest of the weights follow."""
-CHATS_FILE, SOLVED_FILE, ROLLOUTS_FILE = "chats/part-00000.parquet", "solved.parquet", "rollouts.jsonl"
+CHATS_FILE, ROLLOUTS_FILE = "chats/part-00000.parquet", "rollouts.jsonl"
 SOLVED_COLUMNS = "id string, phase string, domain string, kind string, num_samples long, num_right long, num_kept long"
-PROMPTS_PER_BLOCK = 64
-"""Number of prompts whose answers are sampled between two progress reports; the seeds count these blocks."""
+PROMPTS_PER_BLOCK, ANSWERS_PER_BLOCK = 64, 4096
+"""Most prompts, and answers to them, that are sampled between two progress reports; the seeds count these blocks."""
 NUM_SHOWN_PROMPTS = 8
-WITHOUT_TOOLS = EpisodeRecipe(max_turns=1, max_turn_tokens=1, max_observation_chars=1, tool_seconds=1.0)
+WITHOUT_TOOLS = EpisodeRecipe(max_turns=1, max_turn_tokens=1, max_observation_chars=1, tool_seconds={"others": 1.0})
 """Limits that no prompt without an environment reaches."""
 REPEATED, OTHER_FORM, ENOUGH, SHORT = "repeated", "other_form", "enough_kept", "short"
 
@@ -154,7 +155,9 @@ def _prompts_of_models(
     every = read_prompts(prompts.path("prompts.parquet"))
     if not isinstance(recipe.objective, DistillationObjective):
         assert checkpoint is not None and not experts, (checkpoint, [*experts])
-        return [(checkpoint, [prompt for prompt in every if prompt.kind not in OPENERS])]
+        asked = [prompt for prompt in every if not recipe.domains or prompt.domain in recipe.domains]
+        # A conversation that is kept has one answer: tasks of environments are not asked.
+        return [(checkpoint, [prompt for prompt in asked if prompt.kind not in OPENERS])]
     assert checkpoint is None and {*experts} == {each.phase for each in recipe.objective.experts}, [*experts]
     return [
         (experts[each.phase], [prompt for prompt in every if prompt.domain in each.domains])
@@ -179,9 +182,10 @@ def _solve(
             device=resources.device,
             dtype=recipe.dtype,
         )
-        for start in range(0, len(asked), PROMPTS_PER_BLOCK):
+        size = min(PROMPTS_PER_BLOCK, ANSWERS_PER_BLOCK // recipe.objective.samples_per_prompt)
+        for start in range(0, len(asked), size):
             output.report(Progress(start, len(asked), "prompts", f"{solving.phase} is sampling answers"))
-            solving.solve(engine, asked[start : start + PROMPTS_PER_BLOCK], start)
+            solving.solve(engine, asked[start : start + size], start)
     solving.leave_out_shortest(recipe.objective.dropped_shortest_share)
 
 
@@ -232,8 +236,9 @@ class Solving:
         for number, prompt in enumerate(prompts):
             own = slice(number * size, (number + 1) * size)
             right = [verdict is True for verdict in verdicts[own]]
-            texts = [self._text(episode.token_ids) for episode in episodes[own]]
-            num_kept = self._keep(prompt, start + number, episodes[own], texts, right)
+            texts, num_kept = [self._text(episode.token_ids) for episode in episodes[own]], 0
+            if self.recipe.keeps_answers:
+                num_kept = self._keep(prompt, start + number, episodes[own], texts, right)
             counted = {"num_samples": size, "num_right": sum(right), "num_kept": num_kept}
             described = {"id": prompt.id, "phase": self.phase, "domain": prompt.domain, "kind": prompt.kind}
             self.solved.append(described | counted)
@@ -257,7 +262,7 @@ class Solving:
         asked_ids = [(prompt, prompt.token_ids(self.tokenizer, thinks)) for prompt in prompts]
         asked = [each for each in asked_ids for _ in range(objective.samples_per_prompt)]
         episodes = [
-            Episode(token_ids, draws, prompt.open_environment())
+            Episode(token_ids, draws, prompt.open_environment(), prompt.kind)
             for (prompt, token_ids), draws in zip(asked, sampling_draws(sampling, len(asked)), strict=True)
         ]
         player = EpisodePlayer(self.tokenizer, limits, self.stops, thinks)

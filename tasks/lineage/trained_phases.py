@@ -155,6 +155,7 @@ def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manife
 
     from configs.schema import PolicyObjective, TrainingRecipe
     from model.text.tokenizer_layout import tokenizer_for_text
+    from tasks.training.policy.prompt_difficulty import SOLVED_FILE
     from tasks.training.policy.prompt_order import PromptOrder
     from tasks.training.state.state import STATE_FILE, read_position
 
@@ -169,7 +170,9 @@ def asked_prompt_ids(graph: ManifestGraph, checkpoint: Manifest, prompts: Manife
             f"the prompts of checkpoint {checkpoint.key[:12]} are not known: a version of glm46 with other settings "
             f"trained it ({key} differs): use that version"
         ) from None
-    order = PromptOrder(graph.open(prompts).path(PROMPTS_FILE), opened, recipe)
+    measured = graph.input_of(checkpoint, "pass_rates")
+    solved_path = None if measured is None else graph.open(measured).path(SOLVED_FILE)
+    order = PromptOrder(graph.open(prompts).path(PROMPTS_FILE), opened, recipe, solved_path)
     assert isinstance(recipe.objective, PolicyObjective), checkpoint.key
     if not recipe.objective.max_refills:
         return [prompt.id for prompt in order.asked({})]

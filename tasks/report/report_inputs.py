@@ -47,7 +47,7 @@ class ReportedPhase:
     quoted_loss: float | None = None
     """What a source document expects without evidence; shown beside the measured one."""
     solutions: Artifact[SampledSolutions] | None = None
-    """The right answers that a phase with rejection sampling trained on."""
+    """What the phase's start answered before it: for rejection sampling to train on, or as pass rates of prompts."""
     pairs: Artifact[PairEvaluation] | None = None
     """Figures of the preference pairs, where the phase trained on some."""
 

@@ -71,19 +71,18 @@ def _phase_entries(phases: ReportedPhases) -> list[str]:
     for phase in reversed(path):
         record = phase.checkpoint.record
         detail = f"{record.num_tokens:,} tokens, export {record.export_digest[:DIGITS]}"
-        entry = _step(f"checkpoint of {phase.name}", phase.checkpoint, detail)
+        entry, read = _step(f"checkpoint of {phase.name}", phase.checkpoint, detail), []
         if phase.packed is not None:
             shares = ", ".join(
                 f"{name} {tokens:,}" for name, tokens in sorted(phase.packed.record.tokens_by_domain.items())
             )
-            read = [_step("packed rows", phase.packed, f"{phase.packed.record.num_rows:,} rows, tokens of {shares}")]
-            if phase.solutions is not None:
-                sampled = phase.solutions.record
-                answering = dict.fromkeys(own.phase for own in sampled.domains)
-                kept = f"{sampled.num_kept:,} of the weights of {' and '.join(answering)}"
-                read.append(_step("right answers", phase.solutions, kept))
-            entry += _tree(read)
-        entries.append(entry)
+            read += [_step("packed rows", phase.packed, f"{phase.packed.record.num_rows:,} rows, tokens of {shares}")]
+        if phase.solutions is not None:
+            counted = phase.solutions.record
+            answering = " and ".join(dict.fromkeys(own.phase for own in counted.domains))
+            name, number = ("right answers", counted.num_kept) if read else ("pass rates", counted.num_prompts)
+            read.append(_step(name, phase.solutions, f"{number:,} of the weights of {answering}"))
+        entries.append(entry + (_tree(read) if read else ""))
     start = path[0].start
     names = {phase.checkpoint.digest: phase.name for phase in phases}
     branches = [

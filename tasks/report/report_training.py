@@ -42,6 +42,8 @@ PARTS_OF_SOME = {
     "training_seconds": "in training",
 }
 """Of phases with a reward model, a critic, or environments, and what earlier versions did not log."""
+TIMEOUTS = "tool_timeouts_"
+"""Beginning of the metric of an environment, logged by the steps that played in it."""
 SMOOTHED_STEPS = 10
 NUM_SAMPLE_GROUPS = 4
 """Number of groups that are shown of the first and of the last logged step."""
@@ -239,7 +241,12 @@ def _reward_parts(metrics: Metrics) -> str:
     last = metrics[-SMOOTHED_STEPS:]
     parts = REWARD_PARTS | {key: name for key, name in PARTS_OF_SOME.items() if key in last[-1]}
     means = [f"{name} {sum(line[key] for line in last) / len(last):.3f}" for key, name in parts.items()]
-    return paragraph(f"Means over the last {len(last)} logged steps: {', '.join(means)}.", "soft")
+    said = f"Means over the last {len(last)} logged steps: {', '.join(means)}."
+    played = sorted({key for line in metrics for key in line if key.startswith(TIMEOUTS)})
+    timeouts = [
+        f"{key.removeprefix(TIMEOUTS)} {sum(line[key] for line in metrics if key in line):,.0f}" for key in played
+    ]
+    return paragraph(said + (f" Tool calls out of time in all: {', '.join(timeouts)}." if timeouts else ""), "soft")
 
 
 def _smoothed(points: Sequence[Point]) -> list[Point]:

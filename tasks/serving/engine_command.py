@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -33,6 +34,11 @@ ROLLOUT_WORDS += ["--worker-extension-cls", f"{vllm_worker.__name__}.{vllm_worke
 """Token ids in and out, log-probabilities at the sampling's temperature, weights that are read in place."""
 ROLLOUT_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT)}
 """Opens the paths by which weights are changed, and finds the worker's extension."""
+DRAFTS = {"--speculative-num-steps": "3", "--speculative-eagle-topk": "1", "--speculative-num-draft-tokens": "4"}
+ROLLOUT_DRAFTS = DRAFTS | {"--speculative-num-steps": "1", "--speculative-num-draft-tokens": "2"}
+"""Of SGLang, while it serves and while it samples for a policy phase (S3)."""
+ROLLOUT_GROUPS = {"--enable-dp-lm-head": "", "--moe-dense-tp-size": "1"}
+"""Of SGLang's attention groups that sample for a policy phase (S3)."""
 PARSER = "glm45"
 """Of reasoning and tool calls of GLM-4.5 and 4.6, in both engines."""
 MASTER_PORT = 29500
@@ -126,14 +132,21 @@ def _sglang(plan: ServingPlan, place: Place) -> list[str]:
     if plan.quantization:
         words += ["--quantization", plan.quantization]
     if plan.is_drafting:
-        words += ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3"]
-        words += ["--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"]
+        words += ["--speculative-algorithm", "EAGLE"]
+        words += _words(ROLLOUT_DRAFTS if plan.samples_rollouts else DRAFTS)
+        words += ["--enable-draft-weights-cpu-backup"] if plan.samples_rollouts else []
+    if plan.samples_rollouts and layout.dp > 1:
+        words += _words(ROLLOUT_GROUPS)
     if plan.model.is_chat_trained:
         words += ["--reasoning-parser", PARSER, "--tool-call-parser", PARSER]
     if plan.num_nodes > 1:
         words += ["--nnodes", str(plan.num_nodes), "--node-rank", place.rank]
         words += ["--dist-init-addr", f"{place.master}:{MASTER_PORT}"]
     return [*words, "--config", place.key_file] if place.key_file else words
+
+
+def _words(arguments: Mapping[str, str]) -> list[str]:
+    return [word for name, value in arguments.items() for word in (name, value) if word]
 
 
 def _llamacpp(plan: ServingPlan, place: Place) -> list[str]:

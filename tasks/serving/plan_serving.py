@@ -19,6 +19,9 @@ STORED_AS = {"awq": FOUR_BIT, "gptq": FOUR_BIT}
 """Methods by the format of a checkpoint that they made."""
 MEMORY_SHARE = 0.92
 """Of a GPU's memory that an engine may use: the rest is for what the driver and other programs take. Assumed."""
+ROLLOUT_STATIC_SHARE = 0.7
+"""Of a GPU's memory for weights, keys and values where SGLang samples for a policy phase (S3): new weights are read
+beside the old ones."""
 OVERHEAD_GB = 5.0
 """On each GPU beside weights, keys and values: CUDA context, NCCL's buffers, captured graphs, activations of a part of
 a prompt. Assumed: this project has not run these engines on GPUs."""
@@ -93,8 +96,10 @@ def _objections(model: PlannedModel, fleet: Fleet, wishes: Wishes, stored: Weigh
         reasons.append(f"{layout} needs {layout.num_gpus} GPUs of {fleet.num_gpus}")
     elif layout.tp > fleet.gpus_per_node:
         reasons.append(f"tp {layout.tp} exceeds the {fleet.gpus_per_node} GPUs of a node")
-    elif layout.num_gpus > fleet.gpus_per_node and (layout.dp > 1 or layout.num_gpus % fleet.gpus_per_node):
-        reasons.append(f"{layout} is no whole number of nodes of {fleet.gpus_per_node} GPUs with dp 1")
+    elif layout.num_gpus > fleet.gpus_per_node and layout.num_gpus % fleet.gpus_per_node:
+        reasons.append(f"{layout} is no whole number of nodes of {fleet.gpus_per_node} GPUs")
+    elif layout.num_gpus > fleet.gpus_per_node and layout.dp > 1 and not _samples_by_sglang(wishes):
+        reasons.append(f"{layout} has groups on several nodes, planned for rollouts of sglang only: set dp to 1")
     if layout.ep not in ((1, shared) if wishes.engine == "vllm" else range(1, shared + 1)) or shared % layout.ep:
         allowed = f"1 or tp x dp ({shared})" if wishes.engine == "vllm" else f"a divisor of tp x dp ({shared})"
         reasons.append(f"ep {layout.ep} must be {allowed} in {wishes.engine}")
@@ -119,6 +124,8 @@ def _plan(
     can_draft = bool(model.recipe.num_nextn_predict_layers) and layout.pp == 1
     is_drafting = can_draft and (scenario.is_drafting if wishes.drafts is None else wishes.drafts)
     usable = MEMORY_SHARE * fleet.gpu_memory_gb
+    if _samples_by_sglang(wishes):
+        usable = min(usable, ROLLOUT_STATIC_SHARE * fleet.gpu_memory_gb + OVERHEAD_GB)
     needs = Needs(
         weights=weight_bytes(model.recipe, stored, layout, with_mtp=is_drafting) / 1e9,
         kv_per_token=kv_bytes_per_token(model.recipe, layout, with_mtp=is_drafting) / 1e9,
@@ -126,9 +133,9 @@ def _plan(
         num_contexts=1,
         overhead=OVERHEAD_GB,
         usable=usable,
-        of=f"{MEMORY_SHARE:.0%} of {fleet.gpu_memory_gb:g} GB",
+        of=f"{usable / fleet.gpu_memory_gb:.0%} of {fleet.gpu_memory_gb:g} GB",
     )
-    static = math.floor(100 * (usable - OVERHEAD_GB) / fleet.gpu_memory_gb) / 100
+    static = math.floor(round(100 * (usable - OVERHEAD_GB) / fleet.gpu_memory_gb, 6)) / 100
     return ServingPlan(
         model=model,
         fleet=fleet,
@@ -144,6 +151,10 @@ def _plan(
         needs=needs,
         samples_rollouts=wishes.rollouts,
     )
+
+
+def _samples_by_sglang(wishes: Wishes) -> bool:
+    return wishes.rollouts and wishes.engine == "sglang"
 
 
 def _served_format(model: PlannedModel, wishes: Wishes) -> WeightFormat:

@@ -27,6 +27,7 @@ from model.architecture.counts import count_parameters, unembedding_saved
 from model.text.tokenizer_layout import END_OF_TEXT, END_TOKENS, tokenizer_for_text
 from tasks.training.input_rules import refuse_foreign_inputs, refuse_wrong_reward_model
 from tasks.training.plan.launch_rules import refuse_impossible_training, refuse_too_few_pairs
+from tasks.training.policy.prompt_difficulty import SOLVED_FILE
 from tasks.training.policy.prompt_order import PromptOrder
 from tasks.training.schedule.schedules import trains_mtp
 from tasks.training.state.checkpoints import latest_step
@@ -83,16 +84,18 @@ def train_phase(
     reference: Artifact[Record] | None = None,
     reward_model: Artifact[TrainedCheckpoint] | None = None,
     reference_model: Artifact[TrainedCheckpoint] | None = None,
+    pass_rates: Artifact[Record] | None = None,
 ) -> TrainedCheckpoint:
     """`packed`, `shards` and `chats` (where conversations were packed) belong to objectives on rows, `prompts` to
     policy objectives, `pairs` to reward and DPO, `reference` (the log-probabilities of the pairs by the model that DPO
-    is held to) to DPO, `reward_model` and `reference_model` to policy objectives that name one; each is None for the
-    other kinds. `validation` are shards of held-out documents; None measures nothing while training. Raises ValueError
-    for what cannot be trained, JobFailedError with the failing rank's last lines when training fails, JobLostError when
-    it was taken away: then the same call continues from the latest checkpoint."""
+    is held to) to DPO, `reward_model`, `reference_model` and `pass_rates` (what sample_solutions measured of the
+    prompts) to policy objectives that name one, or a difficulty; each is None for the other kinds. `validation` are
+    shards of held-out documents; None measures nothing while training. Raises ValueError for what cannot be trained,
+    JobFailedError with the failing rank's last lines when training fails, JobLostError when it was taken away: then the
+    same call continues from the latest checkpoint."""
     refuse_impossible_training(recipe, resources)
     refuse_missing_tracker(resources)
-    num_long_prompts = 0 if prompts is None else _count_long_prompts(prompts, tokenizer, recipe)
+    order = None if prompts is None else _order_prompts(prompts, tokenizer, recipe, pass_rates)
     if pairs is not None:
         refuse_too_few_pairs(recipe, pairs.record.num_training)
     if recipe.adapter.kind != "none" and start is None:
@@ -122,19 +125,25 @@ def train_phase(
         reference=reference,
         reward_model=reward_model,
         reference_model=reference_model,
+        pass_rates=pass_rates,
     )
     train(job, output)
     reads_chats = recipe.objective.kind in ("sft", "rejection_sampling", "distillation")
     is_chat_trained = reads_chats or (start is not None and start.record.is_chat_trained)
-    return collect(job, tokenizer, is_chat_trained, num_long_prompts, output)
+    return collect(job, tokenizer, is_chat_trained, order, output)
 
 
-def _count_long_prompts(
-    prompts: Artifact[DecontaminatedDocuments], tokenizer: Artifact[TrainedTokenizer], recipe: TrainingRecipe
-) -> int:
-    """Prompts that leave no room for an answer and are therefore never asked; ValueError if none is left."""
+def _order_prompts(
+    prompts: Artifact[DecontaminatedDocuments],
+    tokenizer: Artifact[TrainedTokenizer],
+    recipe: TrainingRecipe,
+    pass_rates: Artifact[Record] | None,
+) -> PromptOrder:
+    """The prompts as the ranks will ask them, for the counts of those that are left out; ValueError if none is
+    left."""
     opened = tokenizer_for_text(str(tokenizer.path("tokenizer.json")))
-    return PromptOrder(prompts.path("prompts.parquet"), opened, recipe).num_too_long
+    solved_path = None if pass_rates is None else pass_rates.path(SOLVED_FILE)
+    return PromptOrder(prompts.path("prompts.parquet"), opened, recipe, solved_path)
 
 
 def describe_job(
@@ -153,6 +162,7 @@ def describe_job(
     reference: Artifact[Record] | None = None,
     reward_model: Artifact[TrainedCheckpoint] | None = None,
     reference_model: Artifact[TrainedCheckpoint] | None = None,
+    pass_rates: Artifact[Record] | None = None,
 ) -> TrainingJob:
     """What the ranks read: rows and shards by address and digests, which the ranks verify; the rest as local paths,
     their checksums verified."""
@@ -166,6 +176,7 @@ def describe_job(
         validation=() if validation is None else tuple(validation.files("shards/*")),
         validation_domains={} if validation is None else validation.record.domains,
         prompts_path="" if prompts is None else str(prompts.path("prompts.parquet")),
+        solved_path="" if pass_rates is None else str(pass_rates.path(SOLVED_FILE)),
         pairs_dir="" if pairs is None else str(pairs.path("train.parquet").parent),
         reference_path="" if reference is None else str(reference.path("scores.parquet")),
         reference_dir="" if reference_model is None else str(reference_model.directory("hf")),
@@ -242,7 +253,7 @@ def collect(
     job: TrainingJob,
     tokenizer: Artifact[TrainedTokenizer],
     is_chat_trained: bool,
-    num_long_prompts: int,
+    order: PromptOrder | None,
     output: Output,
 ) -> TrainedCheckpoint:
     """Put the worker's files into the artifact; large ones are linked, not copied."""
@@ -273,7 +284,9 @@ def collect(
         merge_error=_merge_error(final_dir / "adapter"),
         validation_bits_per_byte={} if measured is None else measured["bits_per_byte"],
         mean_reward=None if policy is None else _mean_of_last_tenth(policy["mean_rewards"]),
-        num_long_prompts=num_long_prompts,
+        num_long_prompts=0 if order is None else order.num_too_long,
+        num_easy_prompts=0 if order is None else order.num_too_easy,
+        num_hard_prompts=0 if order is None else order.num_too_hard,
         is_chat_trained=is_chat_trained,
         chat_template_digest=chat_template_digest(),
         num_parameters=_num_parameters(job.recipe),

@@ -167,12 +167,14 @@ SAMPLING = {
     "enable_thinking": False,
 }
 
+DIFFICULTY = {"samples_per_prompt": 8, "min_pass_rate": 0.125, "max_pass_rate": 0.875, "order": "easy_first"}
+
 
 DISTILLATION = {
     **SAMPLING,
     "kind": "distillation",
     "experts": [{"phase": "rl_reasoning", "domains": ["synthetic"]}, {"phase": "rl_agentic", "domains": ["agentic"]}],
-    "episodes": {"max_turns": 3, "max_turn_tokens": 8, "max_observation_chars": 32, "tool_seconds": 60.0},
+    "episodes": {"max_turns": 3, "max_turn_tokens": 8, "max_observation_chars": 32, "tool_seconds": {"others": 60.0}},
 }
 
 
@@ -190,7 +192,7 @@ def with_experts(tree: dict[str, Any]) -> dict[str, Any]:
         ({"packing": "stream"}, "packing must be best_fit where the objective is rejection_sampling"),
         ({"mixture": {"web": 1.0}}, r"mixture has no chat, which are the right answers .*: add it"),
         ({"mixture": {"chat": 0.0, "web": 1.0}}, "mixture has no chat"),
-        ({"objective": {**SAMPLING, "samples_per_prompt": 65}}, "samples_per_prompt: .*less than or equal to 64"),
+        ({"objective": {**SAMPLING, "samples_per_prompt": 513}}, "samples_per_prompt: .*less than or equal to 512"),
         ({"objective": {**SAMPLING, "samples_per_prompt": 1}}, "samples_per_prompt: .*greater than or equal to 2"),
         ({"objective": {**SAMPLING, "max_new_tokens": 128}}, r"max_new_tokens \(128\) must stay below sequence_length"),
     ],
@@ -213,6 +215,30 @@ def test_right_answers_have_a_course_of_their_own_and_weights_to_come_from(tree,
     tree["courses"][1]["recipe"]["phases"].append("rl_rejection_sampling")
     del tree["courses"][2]
     with pytest.raises(ValueError, match="course sft: phase rl_rejection_sampling packs what the weights at its start"):
+        scale_of(tree, tmp_path)
+
+
+def test_prompts_are_measured_by_the_start_and_answered_in_one_turn(tree, tmp_path):
+    recipe = phase_of(tree, "rl_reasoning")["recipe"]
+    assert not scale_of(tree, tmp_path).phases[-1].recipe.asks_start
+    measured = recipe["objective"] | {"difficulty": DIFFICULTY}
+    recipe["objective"] = measured
+    phase = scale_of(tree, tmp_path).phases[-1].recipe
+    asked = phase.solution_recipe
+    assert phase.asks_start and not asked.keeps_answers and asked.domains == ("synthetic",)
+    assert (asked.objective.samples_per_prompt, asked.objective.max_new_tokens) == (8, measured["max_new_tokens"])
+    other = copy.deepcopy(tree)
+    phase_of(other, "rl_reasoning")["recipe"]["objective"]["difficulty"] |= {"max_pass_rate": 0.5, "order": "shuffled"}
+    assert scale_of(other, tmp_path).phases[-1].recipe.solution_recipe == asked, "another band measures nothing again"
+    for section in (other["phases"], other["courses"]):
+        section[:] = section[-1:]
+    with pytest.raises(ValueError, match="phase rl_reasoning asks the weights that it starts from, and there are none"):
+        choose_stages(scale_of(other, tmp_path), None, None, "rl_reasoning")
+    recipe["mixture"] = {"synthetic": 0.5, "agentic": 0.5}
+    with pytest.raises(ValueError, match=r"difficulty measures prompts that are answered in one.*take agentic out"):
+        scale_of(tree, tmp_path)
+    measured["difficulty"] = DIFFICULTY | {"min_pass_rate": 0.9}
+    with pytest.raises(ValueError, match=r"min_pass_rate \(0.9\) exceeds max_pass_rate \(0.875\), so no"):
         scale_of(tree, tmp_path)
 
 

@@ -1,5 +1,5 @@
-"""Rejection sampling and distillation on a toy that answers by chance: what is kept, how often k answers hold a right
-one, and that training on it is learning."""
+"""What a toy answers that answers by chance, and experts: what is kept, how often k answers hold a right one, that
+training on it is learning, and which prompts a policy phase asks by it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from configs.schema import (
 )
 from flows.solution_rules import refuse_too_few_solutions
 from infra.step import Output, step
+from infra.storage.manifest_graph import read_manifest_graph
 from model.text.chat_template import encode, problem_prompt, render_to_train
 from model.text.tokenizer_layout import END_TOKENS, tokenizer_for_text
 from tasks.data.packing.pack_phase import pack_phase
@@ -37,6 +38,7 @@ from tasks.evaluation.sample_solutions import (
     best_of_k,
     sample_solutions,
 )
+from tasks.lineage.trained_phases import asked_prompt_ids
 from tasks.training.input_rules import refuse_foreign_expert
 from tasks.training.policy.episode_messages import conversation
 from tasks.training.policy.episodes import Turn
@@ -56,7 +58,8 @@ from tests.support.training_inputs import (
     metrics_of,
     write_toy_prompts,
 )
-from tests.training.test_objectives import ANSWERS, course, sft_recipe
+from tests.training.test_objectives import ANSWERS, GRPO, course, rl_recipe, sft_recipe
+from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 
 SAMPLES, STEPS, ROWS = 16, 32, 4
 OBJECTIVE = RejectionSamplingObjective(
@@ -68,7 +71,16 @@ OBJECTIVE = RejectionSamplingObjective(
     temperature=1.0,
     enable_thinking=False,
 )
-RECIPE = SolutionRecipe(objective=OBJECTIVE, sequence_length=SEQUENCE_LENGTH, dtype="float32", num_threads=1, seed=SEED)
+RECIPE = SolutionRecipe(
+    objective=OBJECTIVE,
+    keeps_answers=True,
+    domains=(),
+    sequence_length=SEQUENCE_LENGTH,
+    dtype="float32",
+    num_threads=1,
+    seed=SEED,
+)
+MEASURING = RECIPE.model_copy(update={"keeps_answers": False, "domains": ("synthetic",)})
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +146,12 @@ def solutions(inputs, tuned):
     return sample(inputs, tuned)
 
 
+@pytest.fixture(scope="module")
+def measured(inputs, tuned):
+    """The same answers, as a phase has them that only measures its prompts."""
+    return sample(inputs, tuned, MEASURING)
+
+
 def table(artifact, name):
     return pq.read_table(artifact.path(name)).to_pylist()
 
@@ -192,10 +210,71 @@ def test_prompts_with_the_shortest_answers_are_left_out(tuned, share, kept):
     assert sum(solving.chat_tokens) == sum(size + 10 for number, size in answers if number in kept)
 
 
-def test_the_answers_meet_their_contract(inputs, solutions):
+def test_the_answers_meet_their_contract(inputs, solutions, measured):
     contract = ContractRecipe(name="sampled_solutions")
-    held = compute(inputs.store, validate_contract, subject=solutions, recipe=contract, resources=SPARK).record
-    assert held.num_rows == solutions.record.num_kept + solutions.record.num_prompts and held.num_expectations == 12
+    for sampled in (solutions, measured):
+        held = compute(inputs.store, validate_contract, subject=sampled, recipe=contract, resources=SPARK).record
+        assert held.num_rows == sampled.record.num_kept + sampled.record.num_prompts and held.num_expectations == 12
+
+
+def test_what_only_measures_counts_the_same_and_keeps_nothing(inputs, tuned, solutions, measured):
+    kept_none = [row | {"num_kept": 0} for row in table(solutions, SOLVED_FILE)]
+    assert table(measured, SOLVED_FILE) == kept_none and not table(measured, CHATS_FILE)
+    expected = {"num_kept": 0, "num_kept_tokens": 0, "left_out": {}}
+    expected["domains"] = tuple(each.model_dump() | {"num_kept": 0} for each in solutions.record.domains)
+    assert measured.record.model_dump() == solutions.record.model_dump() | expected
+    other = sample(inputs, tuned, MEASURING.model_copy(update={"domains": ("math",)}))
+    assert other.record.num_prompts == 0, "prompts of other domains are not asked"
+
+
+def chosen_arguments(inputs, tuned, measured, **changes):
+    """A phase that asks the prompts whose pass rate is not the highest, from easy to hard."""
+    band = {"samples_per_prompt": SAMPLES, "min_pass_rate": 0.0, "order": "easy_first"}
+    band["max_pass_rate"] = sorted({*rates_of(measured).values()})[-2]
+    recipe = rl_recipe(objective=GRPO | {"difficulty": band})
+    return inputs.prompt_arguments(recipe, ANSWERS, start=tuned, **changes) | {"pass_rates": measured}
+
+
+def rates_of(measured) -> dict[str, float]:
+    return {row["id"]: row["num_right"] / SAMPLES for row in table(measured, SOLVED_FILE)}
+
+
+@pytest.fixture(scope="module")
+def chosen(inputs, tuned, measured):
+    return inputs.train(chosen_arguments(inputs, tuned, measured))
+
+
+def test_a_phase_asks_what_its_start_finds_neither_too_easy_nor_too_hard(inputs, measured, chosen):
+    rates = rates_of(measured)
+    easiest = {name for name, rate in rates.items() if rate == max(rates.values())}
+    assert 0 < len(easiest) < 6 and len({*rates.values()}) > 3, rates
+    record = chosen.record
+    assert (record.num_easy_prompts, record.num_hard_prompts) == (len(easiest), 0)
+    graph = read_manifest_graph(inputs.store)
+    prompts = graph.input_of(chosen.manifest, "prompts")
+    asked = asked_prompt_ids(graph, chosen.manifest, prompts)
+    assert {*asked} == {*rates} - easiest
+    assert [rates[name] for name in asked] == sorted((rates[name] for name in asked), reverse=True)
+    logged = [json.loads(line)["prompt_id"] for line in chosen.path("rollouts.jsonl").read_text().splitlines()]
+    assert logged[:2] == asked[:2] and not easiest & {*logged}
+
+
+@pytest.mark.long
+def test_a_killed_phase_on_measured_prompts_continues_to_the_same_result(chosen, measured, tmp_path):
+    other = TrainingInputs(tmp_path / "home")
+    tuned = other.train(other.chat_arguments(sft_recipe()))
+
+    def interrupted(progress):
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        sample(other, tuned, MEASURING, report=interrupted)
+    again = sample(other, tuned, MEASURING)
+    assert again.digest == measured.digest
+    resumed = train_through_a_kill(other, chosen_arguments(other, tuned, again, resources=SAVE_EVERY_STEP))
+    assert resumed.digest == chosen.digest
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        assert metrics_of(resumed.path(name)) == metrics_of(chosen.path(name))
 
 
 def test_pass_at_k_is_the_mean_over_every_choice_of_k_answers():
@@ -278,7 +357,7 @@ JOINING = DistillationObjective(
     **OBJECTIVE.model_dump(exclude={"kind"}),
     kind="distillation",
     experts=({"phase": "rl_rejection_sampling", "domains": ["math"]}, {"phase": "rl_agentic", "domains": ["code"]}),
-    episodes={"max_turns": 1, "max_turn_tokens": 4, "max_observation_chars": 1, "tool_seconds": 1.0},
+    episodes={"max_turns": 1, "max_turn_tokens": 4, "max_observation_chars": 1, "tool_seconds": {"others": 1.0}},
 )
 DISTILLING = RECIPE.model_copy(update={"objective": JOINING})
 
@@ -311,8 +390,9 @@ def test_distillation_joins_the_domains_of_experts_in_weights_that_know_neither(
     assert {name: given[name] for name in experts} == {name: expert.digest for name, expert in experts.items()}
     joined = train_on(inputs, solutions, "distillation", JOINING, tuned)
     assert joined.record.objective == "distillation" and joined.record.is_chat_trained
-    assert all(share < 0.8 for share in pass_at_1(sample(inputs, tuned, **asked)).values())
-    assert all(share > 0.9 for share in pass_at_1(sample(inputs, joined, **asked)).values())
+    assert all(share < 0.7 for share in pass_at_1(sample(inputs, tuned, **asked)).values())
+    shares = pass_at_1(sample(inputs, joined, **asked))
+    assert all(share > 0.75 for share in shares.values()), shares
 
 
 def test_an_expert_with_other_tokens_or_another_architecture_is_refused(inputs, trained):

@@ -14,7 +14,7 @@ from flows.running.run import AssessedModel, AssessedRewardModel
 from flows.solution_rules import refuse_unanswered_domains
 from flows.stages import choose_stages
 from flows.train_phases import PhaseHistory
-from tests.configs.test_phase_graph import SAMPLING, add_phase, phase_of, scored_by, with_experts
+from tests.configs.test_phase_graph import DIFFICULTY, SAMPLING, add_phase, phase_of, scored_by, with_experts
 from tests.conftest import ROOT
 
 
@@ -34,12 +34,15 @@ def scale():
 @pytest.fixture
 def train(scale, monkeypatch):
     """Runs the phases with steps that record (phase, weights it started from, evaluation it is compared with).
-    `train.judges` has the reward model of each phase; phases of `meet` are trained only at the same time."""
-    seen, named = [], {}
+    `train.judges` has the reward model of each phase, `train.rates` its measured prompts; phases of `meet` are trained
+    only at the same time."""
+    seen, named, rates = [], {}, {}
 
     def run_step(run, step, *, stage, start, reward_model, **inputs):
         name = stage.removeprefix("train ")
         named[name] = reward_model and reward_model.digest
+        if inputs.get("pass_rates") is not None:
+            rates[name] = inputs["pass_rates"].digest
         seen.append([name, start and start.digest])
         for names, meeting in run.meetings.items():
             if name in names:
@@ -82,7 +85,7 @@ def train(scale, monkeypatch):
         run = SimpleNamespace(scale=scale, mlflow="", refused=refused, meetings=meetings)
         return flow.train_phases(run, prepared, window.phases, history), list(map(tuple, seen))
 
-    run.judges = named
+    run.judges, run.rates = named, rates
     return run
 
 
@@ -190,6 +193,32 @@ def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(mo
         f"contract packed {name}",
     ]
     assert (packed.digest, chats.digest) == (f"pack {name}", f"shard {name}")
+    seen.clear()
+    phase_of(values, "rl_reasoning")["recipe"]["objective"]["difficulty"] = DIFFICULTY
+    models = {"checkpoint": artifact("w")}
+    measured = flow._sample(SimpleNamespace(scale=Scale(**values)), prepared, Scale(**values).phases[-1], models)
+    assert measured.digest == "sample rl_reasoning" and [each[0] for each in seen] == [
+        "sample rl_reasoning",
+        "contract solutions rl_reasoning",
+    ], "no right answer is needed where prompts are only measured"
+
+
+def test_pass_rates_are_measured_before_the_phase_that_chooses_by_them(train, scale, monkeypatch):
+    """As many right answers as there are: none would end a phase of rejection sampling."""
+    values = scale.model_dump(mode="json")
+    phase_of(values, "rl_reasoning")["recipe"]["objective"]["difficulty"] = DIFFICULTY
+    sampled = []
+
+    def sample(run, prepared, phase, models):
+        sampled.append((phase.name, models["checkpoint"].digest))
+        return artifact(f"rates of {phase.name}")
+
+    monkeypatch.setattr(flow, "_sample", sample)
+    monkeypatch.setattr(flow, "log_solutions", lambda run, phase, run_id, solutions: sampled.append(solutions.digest))
+    history, trained = train(scale=Scale(**values))
+    assert sampled == [("rl_reasoning", "sft"), "rates of rl_reasoning"] and trained[-1][0] == "rl_reasoning"
+    assert train.rates == {"rl_reasoning": "rates of rl_reasoning"}
+    assert history.models[-1].solutions.digest == "rates of rl_reasoning"
 
 
 def test_a_refused_branch_ends_the_run(train):

@@ -23,6 +23,8 @@ from tasks.report.report_evaluation import DRAWN, evaluation_section
 from tasks.report.report_inputs import ReportedPhases
 from tasks.report.report_lineage import time_section
 from tasks.report.report_page import Section, page, table
+from tasks.report.report_solutions import solutions_section
+from tasks.report.report_training import _reward_parts
 from tasks.report.write_report import publish_report
 from tasks.training.watch.effective_time import TIME_FILE, Stretch
 from tests.support.evaluation_fakes import commit
@@ -401,6 +403,46 @@ def test_rejection_sampling_shows_best_of_k_what_was_kept_and_answers(store, dat
         "Best of k"
         not in write_unreleased_report(store, data, ReportedPhases((general, tuned))).path("report.html").read_text()
     )
+
+
+def test_measured_prompts_are_counted_with_the_band_that_was_asked(store):
+    general, tuned = reported_phases(store, ("pretrain_general", "rl_reasoning")).phases
+    record = SampledSolutions(
+        num_prompts=4,
+        num_too_long=0,
+        num_answers=32,
+        num_right=9,
+        num_without_verdict=0,
+        num_solved_prompts=3,
+        num_kept=0,
+        num_kept_tokens=0,
+        left_out={},
+        pass_at=best_of_k([0, 1, 3, 5], 8),
+        domains=(),
+    )
+    line = {"phase": "pretrain_general", "question": "What is 1 + 1?", "samples": ["\n2"], "rewards": [1.0]}
+    write = lambda output: output.path("rollouts.jsonl").write_text(json.dumps(line) + "\n")  # noqa: E731
+    measured = commit(store, toy("sample_solutions", record, write, evidence=("*.jsonl",)), "measured")
+    band = {"min_pass_rate": 0.125, "max_pass_rate": 0.5, "order": "easy_first"}
+    manifest = tuned.checkpoint.manifest
+    identity = manifest.identity | {"recipe": {"objective": {"difficulty": band}}}
+    counted = manifest.record | {"num_easy_prompts": 1, "num_hard_prompts": 1}
+    chosen = replace(
+        tuned.checkpoint,
+        manifest=manifest.model_copy(update={"identity": identity, "record": counted}),
+        record=tuned.checkpoint.record.model_copy(update={"num_easy_prompts": 1, "num_hard_prompts": 1}),
+    )
+    text = solutions_section(ReportedPhases((general, replace(tuned, checkpoint=chosen, solutions=measured))))
+    assert "9 of 32 answers to 4 prompts are right, and 3 prompts have a right one. The phase asks the 2 " in text
+    assert (
+        "prompts of a pass rate of 0.125 to 0.5, easy first. Left out: 1 too easy, 1 too hard. solved.parquet" in text
+    )
+    timed = [{"step": 1, "reward_mean": 0.5, "pass_rate": 0.5, "reward_format": 1.0, "reward_length": 0.0}]
+    timed = [line | {"unverified": 0.0} for line in timed * 3]
+    timed[0] |= {"tool_timeouts_python": 2.0}
+    timed[1] |= {"tool_timeouts_python": 1.0, "tool_timeouts_search": 0.0}
+    assert "Tool calls out of time in all: python 3, search 0." in _reward_parts(timed)
+    assert "out of time" not in _reward_parts(timed[2:])
 
 
 def test_cards_hold_the_numbers(report, phases):

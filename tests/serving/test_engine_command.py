@@ -14,6 +14,7 @@ from tasks.serving.fleet import find_fleet
 from tasks.serving.plan_serving import plan_serving
 from tasks.serving.planned_server import SCENARIOS, Wishes
 from tasks.serving.served_model import model_of_scale
+from tests.conftest import ROOT
 
 FULL = model_of_scale(load_scale("full"))
 SHARED = """--host --port --dtype --served-model-name --quantization --reasoning-parser --tool-call-parser --nnodes
@@ -25,9 +26,15 @@ NAMES = {
     "sglang": f"""{SHARED} --model-path --tp-size --pp-size --attn-dp-size --ep-size --context-length
     --max-running-requests --mem-fraction-static --enable-metrics --speculative-algorithm --speculative-num-steps
     --speculative-eagle-topk --speculative-num-draft-tokens --dist-init-addr --config""",
+    "sglang rollouts": """--enable-draft-weights-cpu-backup --enable-dp-lm-head --moe-dense-tp-size""",
 }
 """Read in vLLM 0.33.0 (engine/arg_utils.py, entrypoints/common/cli_args.py) and SGLang 0.5.23 (srt/arg_groups/fields,
 srt/server_args.py). Another name must be looked up there first."""
+
+ENGINES = ("vllm", "sglang")
+PAGE = ROOT.parent / "shared" / "source-documents" / "S3-rl-recipe-glm45.md"
+RENAMED = {"--rollout-num-gpus-per-engine": "--tp-size", "--dp-size": "--attn-dp-size", "--enable-dp-attention": ""}
+"""S3's arguments by the names of SGLang 0.5.23, whose attention groups are on where there are several."""
 
 
 def values(command: list[str]) -> dict[str, str]:
@@ -38,7 +45,7 @@ def planned(engine: str, hardware: str, scenario: str = "balanced", **more):
     return plan_serving(FULL, find_fleet(hardware), Wishes(engine, scenario, **more))
 
 
-@pytest.mark.parametrize("engine", NAMES)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_every_argument_is_one_of_the_pinned_version(engine):
     used = set()
     for hardware in ("8xH200", "2x8xH100"):
@@ -75,7 +82,30 @@ def test_sglang_gets_the_plan():
     assert plan.needs.weights + plan.needs.kv <= static <= plan.needs.usable - plan.needs.overhead
 
 
-@pytest.mark.parametrize("engine", NAMES)
+@pytest.mark.skipif(not PAGE.is_file(), reason="needs ../shared/source-documents")
+def test_sglang_samples_rollouts_with_the_arguments_of_s3():
+    page = PAGE.read_text(encoding="utf-8").split("SGLANG_ARGS=(")[1].split(")")[0]
+    words = [word for line in page.splitlines() if not line.strip().startswith("#") for word in line.split()]
+    named = {word.replace("--sglang-", "--"): value for word, value in values(words).items()}
+    wanted = {RENAMED.get(name, name): "" if value.startswith("--") else value for name, value in named.items()}
+    model = model_of_scale(load_scale("recipes/glm45_355b_gspo"))
+    wishes = Wishes("sglang", "balanced", tp=8, dp=4, ep=32, context=10_240, rollouts=True)
+    plan = plan_serving(model, find_fleet("4x8xH100"), wishes)
+    given = values(engine_command(plan, Place("m", "127.0.0.1", 1)))
+    assert len(wanted) == 12 and wanted.pop("") == ""
+    assert wanted.pop("--speculative-algorithm") == given["--speculative-algorithm"] == "EAGLE"
+    for name, value in wanted.items():
+        assert name in given and (not value or float(given[name]) == float(value)), name
+    assert {*given} <= {*NAMES["sglang"].split(), *NAMES["sglang rollouts"].split()} and given["--nnodes"] == "4"
+    static = float(given["--mem-fraction-static"]) * plan.fleet.gpu_memory_gb
+    assert plan.needs.weights + plan.needs.kv <= static == pytest.approx(0.7 * 80)
+    serving = values(engine_command(planned("sglang", "8xH200"), Place("m", "h", 1)))
+    assert not {*NAMES["sglang rollouts"].split()} & {*serving} and serving["--speculative-num-steps"] == "3"
+    with pytest.raises(ValueError, match="groups on several nodes, planned for rollouts of sglang only"):
+        plan_serving(model, find_fleet("4x8xH100"), replace(wishes, rollouts=False))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_model_that_never_saw_conversations_gets_no_parsers(engine):
     plan = plan_serving(replace(FULL, is_chat_trained=False), find_fleet("8xH200"), Wishes(engine, "balanced"))
     assert not [word for word in engine_command(plan, Place("m", "h", 1)) if "parser" in word or "tool" in word]

@@ -51,7 +51,7 @@ RECIPE = EvaluationRecipe(
     far_text=FarTextRecipe(context_tokens=20, scored_tokens=10, num_documents=20),
     tasks=TaskRecipe(
         max_new_tokens=12,
-        episodes=EpisodeRecipe(max_turns=2, max_turn_tokens=8, max_observation_chars=20, tool_seconds=60.0),
+        episodes=EpisodeRecipe(max_turns=2, max_turn_tokens=8, max_observation_chars=20, tool_seconds={"others": 60.0}),
     ),
     dtype="float32",
     num_threads=1,

@@ -41,7 +41,7 @@ def tokenizer(inputs):
     return tokenizer_for_text(str(inputs.tokenizer.path("tokenizer.json")))
 
 
-def order_of(tmp_path, tokenizer, rows, mixture=None, num_groups: int = 12, **changes) -> PromptOrder:
+def order_of(tmp_path, tokenizer, rows, mixture=None, num_groups: int = 12, solved_path=None, **changes) -> PromptOrder:
     """The order of a phase of so many groups."""
     path = tmp_path / "prompts.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
@@ -49,7 +49,7 @@ def order_of(tmp_path, tokenizer, rows, mixture=None, num_groups: int = 12, **ch
     points = [{"at_share": share, "mixture": mixture or {"synthetic": 1.0}} for share in (0.0, 1.0)]
     num_tokens = num_groups * recipe.objective.samples_per_prompt * recipe.sequence_length
     values = recipe.model_dump() | {"num_tokens": num_tokens, "course_num_tokens": num_tokens, "prompt_mixture": points}
-    return PromptOrder(path, tokenizer, type(recipe).model_validate(values))
+    return PromptOrder(path, tokenizer, type(recipe).model_validate(values), solved_path)
 
 
 def test_an_epoch_asks_every_prompt_once_in_an_order_of_its_own(tmp_path, tokenizer):

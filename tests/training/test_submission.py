@@ -25,6 +25,7 @@ TWO_NODES = RESOURCES.model_copy(
 NO_FILES = ("packed", "shards", "validation")
 NO_PATHS = (
     "prompts_path",
+    "solved_path",
     "pairs_dir",
     "reference_path",
     "reference_dir",

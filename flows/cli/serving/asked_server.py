@@ -124,12 +124,12 @@ def ask(
     settings = None if config is None else read_production_settings(config)
     options = given if settings is None else _merged(given, settings, config)
     engine, scenario = _named("engine", options.engine, get_args(Engine)), options.scenario
+    if rollouts:
+        _refuse_open_rollouts(engine, options.host, api_key_env)
     if options.checkpoint is not None:
         _refuse_other_kind(options.checkpoint, engine)
         if options.format is not None:
             raise ValueError("--format chooses among the files of a version, and --checkpoint names one: leave one out")
-    if rollouts:
-        _refuse_open_rollouts(engine, options.host, api_key_env)
     own = load_scale(scale)
     resources, is_llama = own.serving.resources, engine not in DIRECTORY_ENGINES
     default = "low_latency" if is_llama else "balanced"
@@ -225,8 +225,8 @@ def _named(option: str, value: str | None, allowed: tuple[Any, ...]) -> Any:
 
 def _refuse_open_rollouts(engine: Engine, host: str | None, api_key_env: str) -> None:
     """Whoever reaches such a server changes its weights, with a key or without."""
-    if engine != VLLM:
-        raise ValueError(f"--rollouts is of vllm: leave it out with {engine}")
+    if engine not in DIRECTORY_ENGINES:
+        raise ValueError(f"--rollouts is of {' and '.join(DIRECTORY_ENGINES)}: leave it out with {engine}")
     if host not in (None, *LOOPBACK) or api_key_env:
         raise ValueError(
             f"--rollouts lets whoever reaches the server change its weights, with a key or without: leave --host and "

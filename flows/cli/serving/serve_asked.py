@@ -98,7 +98,7 @@ def _running(asked: Asked, placed: PlacedModel, port: int, log_name: str) -> Ite
     with _key_file(asked, log_path.with_suffix(".yaml")) as key_file:
         command = engine_command(plan, Place(str(placed.path), asked.host, port, key_file=key_file))
         environment = {KEY_VARIABLES["vllm"]: asked.key if plan.engine == "vllm" else ""}
-        environment |= ROLLOUT_ENVIRONMENT if plan.samples_rollouts else {}
+        environment |= ROLLOUT_ENVIRONMENT if plan.samples_rollouts and plan.engine == "vllm" else {}
         with running_engine(command, asked.host, port, log_path, environment) as server:
             yield server
 

@@ -139,7 +139,8 @@ class PolicyData:
         self.ranks = trainable.ranks.data
         self.num_sequences, self.dtype = job.resources.micro_batch_sequences, job.recipe.dtype
         self.tokenizer = tokenizer_for_text(job.tokenizer_path)
-        self.prompts = PromptOrder(Path(job.prompts_path), self.tokenizer, job.recipe)
+        solved_path = Path(job.solved_path) if job.solved_path else None
+        self.prompts = PromptOrder(Path(job.prompts_path), self.tokenizer, job.recipe, solved_path)
         self.comparison: RouteComparison | None = None
         """Of the routes before a step's first update, while these are computed."""
         self.critic = self.reference = self.reward_model = None

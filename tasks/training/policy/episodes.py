@@ -54,6 +54,8 @@ class BrokenToolError(RuntimeError):
 class EpisodeFigures:
     """How an episode in an environment was played."""
 
+    kind: str
+    """Of its prompt, which names the environment."""
     ending: Ending
     turns: tuple[Turn, ...]
     num_calls: int
@@ -71,6 +73,8 @@ class Episode:
     """One for each token after the prompt; those of tools' tokens are not used."""
     environment: Environment | None
     """None for a prompt that is answered in one turn, without tools."""
+    kind: str
+    """Of the prompt: it names the environment."""
     token_ids: list[int] = field(default_factory=list)
     """After the prompt, of assistant and tools."""
     log_probabilities: list[float] = field(default_factory=list)
@@ -103,7 +107,7 @@ class Episode:
             return None
         num_tool_tokens = sum(stop - start for start, stop in self.tool_spans)
         counts = (self.num_calls, self.num_failed_calls, self.num_timeouts, num_tool_tokens)
-        return EpisodeFigures(self.ending, tuple(self.turns), *counts)
+        return EpisodeFigures(self.kind, self.ending, tuple(self.turns), *counts)
 
     @property
     def written(self) -> WrittenAnswer:
@@ -132,7 +136,8 @@ class EpisodePlayer:
             asked = [(episode, self._take_turn(episode, ids, scores)) for episode, ids, scores in columns]
             waiting = [(episode, calls) for episode, calls in asked if calls]
             jobs = [partial(self._call_tools, episode, calls) for episode, calls in waiting]
-            answers = tool_threads().run(jobs, self.limits.tool_seconds) if jobs else []
+            seconds = [self.limits.seconds_of(episode.kind) for episode, _ in waiting]
+            answers = tool_threads().run(jobs, seconds) if jobs else []
             for (episode, calls), answered in zip(waiting, answers, strict=True):
                 self._observe(episode, len(calls), answered)
 
@@ -228,5 +233,9 @@ def episode_metrics(played: Sequence[EpisodeFigures]) -> dict[str, float]:
         "tool_success": (num_calls - num_failed) / max(1, num_calls),
         "tool_tokens": sum(episode.num_tool_tokens for episode in played) / len(played),
         "tool_timeouts": float(sum(episode.num_timeouts for episode in played)),
+        **{
+            f"tool_timeouts_{kind}": float(sum(episode.num_timeouts for episode in played if episode.kind == kind))
+            for kind in sorted({episode.kind for episode in played})
+        },
         **{f"{ending}_share": endings.count(ending) / len(played) for ending in SHOWN_ENDINGS},
     }

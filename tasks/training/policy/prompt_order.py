@@ -1,7 +1,8 @@
-"""Which prompt each group of a policy phase asks: domains in the shares of the phase's mixture, shuffled in each.
+"""Which prompt each group of a policy phase asks: domains in the shares of the phase's mixture, shuffled in each, or
+from easy to hard.
 
-Depends on the prompts, the recipe, and the number of further prompts that replaced groups without signal: a resumed
-phase asks as an uninterrupted one does.
+Depends on the prompts, their measured pass rates, the recipe, and the number of further prompts that replaced groups
+without signal: a resumed phase asks as an uninterrupted one does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from configs.schema import MixtureWaypoint, PolicyObjective, TrainingRecipe
 from tasks.data.packing.mixture_shares import MixtureSchedule
 from tasks.data.packing.row_order import shuffled_rows
+from tasks.training.policy.prompt_difficulty import MeasuredPrompts, read_pass_rates
 from tasks.training.policy.prompts import Prompt, read_prompts
 
 if TYPE_CHECKING:
@@ -29,9 +31,13 @@ if TYPE_CHECKING:
 class PromptOrder:
     """The prompts of a phase by the number of the group that asks them."""
 
-    def __init__(self, prompts_path: Path, tokenizer: Tokenizer, recipe: TrainingRecipe) -> None:
-        """Leaves out prompts that leave no room for an answer (`num_too_long`). Raises ValueError where a domain's
-        prompts are asked more often than max_epochs, and where the mixture's domains have none."""
+    def __init__(
+        self, prompts_path: Path, tokenizer: Tokenizer, recipe: TrainingRecipe, solved_path: Path | None = None
+    ) -> None:
+        """Leaves out prompts that leave no room for an answer (`num_too_long`), and by the pass rates of `solved_path`
+        those that objective.difficulty does not want (`num_too_easy`, `num_too_hard`). Raises ValueError where a
+        domain's prompts are asked more often than max_epochs, and where the mixture's domains have none, or none that
+        is wanted."""
         objective = recipe.objective
         assert isinstance(objective, PolicyObjective), objective
         wanted = wanted_domains(recipe)
@@ -45,11 +51,19 @@ class PromptOrder:
                 f"sequence_length ({recipe.sequence_length}) less max_new_tokens ({objective.max_new_tokens}): raise "
                 f"the phase's sequence_length or lower objective.max_new_tokens"
             )
-        self._by_domain: dict[str, list[Prompt]] = {}
+        by_domain: dict[str, list[Prompt]] = {}
         for prompt in kept:
-            self._by_domain.setdefault(prompt.domain, []).append(prompt)
+            by_domain.setdefault(prompt.domain, []).append(prompt)
+        self.num_too_easy = self.num_too_hard = 0
+        self._levels = {domain: [prompts] for domain, prompts in by_domain.items()}
+        """Of each domain its prompts in the order in which they are asked; those of a level are shuffled."""
+        if objective.difficulty is not None:
+            assert solved_path is not None, "prompts are measured before the phase trains"
+            measured = MeasuredPrompts(read_pass_rates(solved_path), objective.difficulty, recipe.phase)
+            self._levels = {domain: measured.levels(domain, prompts) for domain, prompts in by_domain.items()}
+            self.num_too_easy, self.num_too_hard = measured.num_too_easy, measured.num_too_hard
         self._seed = recipe.seed
-        available = {domain: len(prompts) for domain, prompts in sorted(self._by_domain.items())}
+        available = {domain: sum(map(len, levels)) for domain, levels in sorted(self._levels.items())}
         self._domains = [*available]
         self._domain_of = assign_domains(recipe, available)
         self.num_groups = len(self._domain_of)
@@ -88,8 +102,12 @@ class PromptOrder:
         return list({prompt.id: prompt for prompt in prompts}.values())
 
     def _prompt(self, domain: str, number: int) -> Prompt:
-        prompts = self._by_domain[domain]
-        epoch, index = divmod(number, len(prompts))
+        levels = self._levels[domain]
+        epoch, index = divmod(number, sum(map(len, levels)))
+        for prompts in levels:
+            if index < len(prompts):
+                break
+            index -= len(prompts)
         return prompts[int(shuffled_rows(np.array([index]), len(prompts), self._seed + epoch)[0])]
 
 
@@ -109,6 +127,7 @@ def assign_domains(recipe: TrainingRecipe, available: Mapping[str, int]) -> I64:
     """The index in `available` (prompts by domain) of each group's domain. Raises ValueError where prompts of one are
     asked more often than max_epochs, and where no domain has any."""
     assert isinstance(recipe.objective, PolicyObjective), recipe.objective
+    hint = "" if recipe.objective.difficulty is None else ", widen the band of objective.difficulty"
     num_groups = recipe.num_tokens // recipe.sequence_length // recipe.objective.samples_per_prompt
     chosen = domains_of_groups(recipe.prompt_mixture, [*available], num_groups)
     for (domain, num_prompts), asked in zip(
@@ -118,7 +137,7 @@ def assign_domains(recipe: TrainingRecipe, available: Mapping[str, int]) -> I64:
             raise ValueError(
                 f"phase {recipe.phase}: {asked} groups of answers need {asked / num_prompts:.1f} passes over "
                 f"{num_prompts} prompts of domain {domain}, max_epochs is {recipe.max_epochs}: raise it, add prompts "
-                f"(synthesize.num_prompts for generated ones), or lower num_tokens or the domain's weight"
+                f"(synthesize.num_prompts for generated ones){hint}, or lower num_tokens or the domain's weight"
             )
     return chosen
 

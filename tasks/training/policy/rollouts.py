@@ -121,7 +121,7 @@ def sample_answers(
     )
     draws = sampling_draws(sampling, len(asked))
     episodes = [
-        Episode(token_ids, own, prompt.open_environment())
+        Episode(token_ids, own, prompt.open_environment(), prompt.kind)
         for token_ids, own, prompt in zip(asked_ids, draws, asked, strict=True)
     ]
     player = EpisodePlayer(tokenizer, objective.episodes, stop_token_ids, objective.enable_thinking)

@@ -24,6 +24,7 @@ class _Call(Generic[Result]):
     has_started: threading.Event = field(default_factory=threading.Event)
     is_done: threading.Event = field(default_factory=threading.Event)
     started: float = 0.0
+    ended: float = 0.0
     is_abandoned: bool = False
     results: list[Result] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
@@ -37,13 +38,13 @@ class ToolThreads:
         for _ in range(num_threads or os.cpu_count() or 1):
             self._start()
 
-    def run(self, jobs: Sequence[Callable[[], Result]], seconds: float) -> list[Result | None]:
-        """What each job returned, in their order; None for one that ran longer than `seconds`, not counting the time
-        that it waited for a thread. Raises what a job raised."""
+    def run(self, jobs: Sequence[Callable[[], Result]], seconds: Sequence[float]) -> list[Result | None]:
+        """What each job returned, in their order; None for one that ran longer than its `seconds`, not counting the
+        time that it waited for a thread. Raises what a job raised."""
         calls = [_Call(job) for job in jobs]
         for call in calls:
             self._waiting.put(call)
-        return [self._result(call, seconds) for call in calls]
+        return [self._result(call, own) for call, own in zip(calls, seconds, strict=True)]
 
     def _start(self) -> None:
         threading.Thread(target=self._serve, daemon=True).start()
@@ -58,6 +59,7 @@ class ToolThreads:
                 call.results.append(call.job())
             except BaseException as error:
                 call.errors.append(error)
+            call.ended = time.monotonic()
             call.is_done.set()
 
     def _result(self, call: _Call[Result], seconds: float) -> Result | None:
@@ -65,6 +67,8 @@ class ToolThreads:
         if not call.is_done.wait(max(0.0, call.started + seconds - time.monotonic())):
             call.is_abandoned = True
             self._start()
+            return None
+        if call.ended - call.started > seconds:  # it came back while calls before it were waited for
             return None
         if call.errors:
             raise call.errors[0]

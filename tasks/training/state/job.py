@@ -35,6 +35,8 @@ class TrainingJob(Frozen):
     """Domain of each of their shards."""
     prompts_path: str
     """prompts.parquet of a policy objective, else empty."""
+    solved_path: str
+    """solved.parquet, the pass rates of the prompts where objective.difficulty asks for some, else empty."""
     pairs_dir: str
     """Directory of train.parquet and validation.parquet, the pairs of a reward or DPO objective, else empty."""
     reference_path: str

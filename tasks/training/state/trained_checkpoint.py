@@ -33,6 +33,10 @@ class TrainedCheckpoint(Record):
     """Over the last tenth of a policy objective's steps."""
     num_long_prompts: int = 0
     """Prompts of a policy objective that were left out: they leave no room for an answer in the window."""
+    num_easy_prompts: int = 0
+    """Prompts whose pass rate was above what objective.difficulty wants: never asked."""
+    num_hard_prompts: int = 0
+    """Prompts whose pass rate was below it: never asked."""
     num_rollbacks: int
     """Spikes after which training went back and left rows out."""
     unreached_tensors: tuple[str, ...] = ()

@@ -50,7 +50,7 @@ AGENTIC = {
     **GRPO,
     "max_new_tokens": 48,
     "temperature": 0.7,
-    "episodes": {"max_turns": 2, "max_turn_tokens": 40, "max_observation_chars": 20, "tool_seconds": 60.0},
+    "episodes": {"max_turns": 2, "max_turn_tokens": 40, "max_observation_chars": 20, "tool_seconds": {"others": 60.0}},
     "max_constant_steps": NUM_STEPS,
 }
 PROMPTS = [

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from configs.schema import EpisodeRecipe
+from configs.schema.objectives import TimedEnvironment
 from model.architecture.losses import IGNORED
 from model.generation.generation import Generation, InProcessEngine, Sampling, sampling_draws
 from model.text.chat_template import encode, observation, problem_prompt, render, render_closed
@@ -30,7 +34,7 @@ from tests.support.model_recipes import GLM46, random_model
 from tests.training.policy.test_policy import CPU, OBJECTIVE, backward, prompt_named, reward_of, updates_of
 
 DIGIT = Parameter("digit", "string", "One")
-LIMITS = EpisodeRecipe(max_turns=3, max_turn_tokens=150, max_observation_chars=40, tool_seconds=60.0)
+LIMITS = EpisodeRecipe(max_turns=3, max_turn_tokens=150, max_observation_chars=40, tool_seconds={"others": 60.0})
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +76,11 @@ def scripted(tokenizer, scripts: dict[str, list[str]]):
     return generate
 
 
-def play(tokenizer, scripts, environments, limits=LIMITS, room: int = 400, enable_thinking: bool = False):
+def play(tokenizer, scripts, environments, limits=LIMITS, room: int = 400, enable_thinking: bool = False, kinds=None):
     prompts = [encode(tokenizer, problem_prompt(question, enable_thinking))[0] for question in scripts]
     episodes = [
-        Episode(prompt, [0.5] * room, environment) for prompt, environment in zip(prompts, environments, strict=True)
+        Episode(prompt, [0.5] * room, environment, kind)
+        for prompt, environment, kind in zip(prompts, environments, kinds or ["calculator"] * len(prompts), strict=True)
     ]
     stops = [tokenizer.token_to_id(token) for token in ("<|endoftext|>", "<|user|>", "<|observation|>")]
     EpisodePlayer(tokenizer, limits, stops, enable_thinking).play(scripted(tokenizer, scripts), episodes)
@@ -168,14 +173,15 @@ def test_a_tool_that_hangs_ends_its_episode_only(tokenizer):
         raise ToolTimeoutError("out of processor time")
 
     hanging, slow = (Environment({"wait": (tool, run)}, lambda answer: True) for run in (wait, refuse))
-    limits = LIMITS.model_copy(update={"tool_seconds": 0.2})
+    limits = LIMITS.model_copy(update={"tool_seconds": {"search": 0.2, "others": 60.0}})
     waits = "\n<tool_call>wait\n</tool_call><|observation|>"
     scripts = {
         "a": [waits, "\n1<|user|>"],
         "b": [waits, "\n1<|user|>"],
         "c": [f"{call('1')}<|observation|>", "\n57<|user|>"],
     }
-    episodes = play(tokenizer, scripts, [hanging, slow, calculator()], limits)
+    kinds = ["search", "python", "calculator"]
+    episodes = play(tokenizer, scripts, [hanging, slow, calculator()], limits, kinds=kinds)
     release.set()
     assert [episode.ending for episode in episodes] == ["timed_out", "answered", "answered"]
     assert [episode.num_timeouts for episode in episodes] == [1, 1, 0]
@@ -184,10 +190,33 @@ def test_a_tool_that_hangs_ends_its_episode_only(tokenizer):
     assert episodes[1].turns[1].text == "Error: out of processor time"
     figures = episode_metrics([episode.figures for episode in episodes])
     assert figures["tool_success"] == pytest.approx(1 / 3), "the calls of a turn without an answer failed too"
+    timeouts = {name: value for name, value in figures.items() if name.startswith("tool_timeouts")}
+    by_kind = {f"tool_timeouts_{kind}": value for kind, value in zip(kinds, (1.0, 1.0, 0.0), strict=True)}
+    assert timeouts == {"tool_timeouts": 2.0} | by_kind
+
+
+def test_each_call_has_a_time_of_its_own():
+    """The last one comes back while the first is waited for, and has run longer than it may."""
     threads = ToolThreads(1)
-    assert threads.run([threading.Event().wait, lambda: 2], 0.1) == [None, 2]
+    assert threads.run([threading.Event().wait, lambda: 2], [0.1, 60.0]) == [None, 2]
     with pytest.raises(ZeroDivisionError):
-        threads.run([lambda: 1 // 0], 60.0)
+        threads.run([lambda: 1 // 0], [60.0])
+    slow = [lambda: time.sleep(0.4) or 1, lambda: time.sleep(0.2) or 2]
+    assert ToolThreads(2).run(slow, [60.0, 0.1]) == [1, None] and ToolThreads(2).run(slow, [60.0, 60.0]) == [1, 2]
+
+
+def test_an_environment_without_a_time_of_its_own_has_that_of_the_others():
+    limits = LIMITS.model_copy(update={"tool_seconds": {"python": 5.0, "others": 2.0}})
+    assert [limits.seconds_of(kind) for kind in ("python", "search", "pantry")] == [5.0, 2.0, 2.0]
+    assert {*get_args(TimedEnvironment)} - {"others"} <= {*OPENERS}
+    values = LIMITS.model_dump()
+    for times, said in (
+        ({"python": 5.0}, "tool_seconds names python, and not others"),
+        ({"pyhton": 5.0, "others": 2.0}, "tool_seconds.pyhton"),
+        ({"others": 0.0}, "greater than 0"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            EpisodeRecipe.model_validate(values | {"tool_seconds": times})
 
 
 def test_a_tool_that_fails_itself_ends_its_episode_only_and_is_logged(tokenizer, capsys):
@@ -239,6 +268,7 @@ def test_metrics_count_turns_calls_and_endings(tokenizer):
     figures = episode_metrics([episode.figures for episode in episodes])
     spans = [stop - start for episode in episodes for start, stop in episode.tool_spans]
     expected = {"episode_turns": 2.0, "tool_calls": 1.0, "tool_success": 0.5, "tool_timeouts": 0.0}
+    expected["tool_timeouts_calculator"] = 0.0
     expected |= {"format_error_share": 0.5, "cut_off_share": 0.0, "too_many_turns_share": 0.0, "tool_failed_share": 0.0}
     assert figures == expected | {"tool_tokens": sum(spans) / 2} and len(spans) == 2
     assert episode_metrics([]) == {}
@@ -265,7 +295,12 @@ def sampled_episodes(tokenizer, model, questions: str, batch_sequences: int) -> 
         for letter in questions
     ]
     episodes = [
-        Episode(encode(tokenizer, problem_prompt(letter * (1 + ord(letter) % 4), False))[0], draws[letter], environment)
+        Episode(
+            encode(tokenizer, problem_prompt(letter * (1 + ord(letter) % 4), False))[0],
+            draws[letter],
+            environment,
+            "echo",
+        )
         for letter, environment in zip(questions, environments, strict=True)
     ]
     limits = LIMITS.model_copy(update={"max_turn_tokens": 9})
