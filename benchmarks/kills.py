@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import psutil
 
 from benchmarks.results import WRITE_FLAG, report
+from infra.code_digest import ROOT
 from tests.support.pipeline import Finished, command, environment, glm46
 
 POLL_SECONDS = 0.1
@@ -157,7 +158,7 @@ def check_whole(finished: Finished, undisturbed: Finished, home: Path, *options:
         time.sleep(POLL_SECONDS)
     assert not processes_of(home), "a process of the run outlives it"
     assert os.listdir(home / "work") == [], "unfinished work is left"
-    doctor = glm46("doctor", "--deep", *options, home=home, **variables)
+    doctor = glm46("doctor", "--deep", *options, home=home, tree=ROOT, timeout=RUN_SECONDS, **variables)
     assert doctor.exit_code == 0, doctor.stderr
 
 
