@@ -47,12 +47,14 @@ PROCESSES = {
 """Text in the command line of each kind of process."""
 
 
-def processes_of(home: Path) -> list[psutil.Process]:
-    """Every process of a run, detached ones too: those whose environment names its home."""
+def processes_of(home: Path, variable: str = "GLM46_HOME") -> list[psutil.Process]:
+    """Every process of a run, detached ones too: those whose environment names its home, and has the variable."""
     processes = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("GLM46_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
+            known = process.environ()
+            is_ours = known.get("GLM46_HOME") == str(home) and variable in known
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
