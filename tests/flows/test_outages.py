@@ -105,14 +105,14 @@ class FillingDisk:
         filled = None
         while run.poll() is None:
             time.sleep(0.005)
-            begun = {path.parent.name for path in home.glob("work/*/attempt")} - self.met.keys()
-            for key in sorted(begun) if filled is None else ():
+            for key in self._begun(home) if filled is None else ():
                 self.met[key] = self.draw.random() < self.share
                 if self.met[key]:
                     filled = time.monotonic()
                     self.resize(used_kib(home) + self.draw.choice(LEFT_KIB))
                     break
             assert filled is None or time.monotonic() - filled < END_SECONDS, "the run hangs"
+        self.met |= dict.fromkeys(self._begun(home), True)
         assert self.resize(ROOMY_KIB)
         store = open_store(None, Home(home))
         for manifest in store.iterate_manifests():
@@ -121,6 +121,10 @@ class FillingDisk:
             return 0
         self.seconds.append(time.monotonic() - filled)
         return 1
+
+    def _begun(self, home: Path) -> list[str]:
+        """Keys of the steps that have begun and that it has not met."""
+        return sorted({path.parent.name for path in home.glob("work/*/attempt")} - self.met.keys())
 
 
 def test_a_disk_that_is_full_as_any_step_begins(calm, tmp_path):
