@@ -21,18 +21,19 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
 from benchmarks.results import WRITE_FLAG, report
+from infra.code_digest import ROOT
 from tests.support.pipeline import Finished, command, environment, glm46
 
 POLL_SECONDS = 0.1
 END_SECONDS = 20
 """In which the processes of an ended run are gone."""
 RUN_SECONDS = 7200
-MAX_MESSAGE_CHARS = 300
+MAX_MESSAGE_CHARS = 500
 PROCESSES = {
     "main": "flows.cli.command",
     "rank": "tasks.training.worker",
@@ -46,16 +47,26 @@ PROCESSES = {
 """Text in the command line of each kind of process."""
 
 
-def processes_of(home: Path) -> list[psutil.Process]:
-    """Every process of a run, detached ones too: those whose environment names its home."""
+def processes_of(home: Path, variable: str = "GLM46_HOME") -> list[psutil.Process]:
+    """Every process of a run, detached ones too: those whose environment names its home, and has the variable."""
     processes = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("GLM46_HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
+            known = process.environ()
+            is_ours = known.get("GLM46_HOME") == str(home) and variable in known
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return sorted(processes, key=lambda process: process.pid)
+
+
+class Trouble(Protocol):
+    """What happens to a run while it works."""
+
+    def attend(self, run: subprocess.Popen[bytes], home: Path) -> int:
+        """Return how often it happened, once the run has ended and what it needs to be run again is there."""
+        ...
 
 
 @dataclass
@@ -105,21 +116,25 @@ def kind_of(process: psutil.Process) -> str:
     return next((kind for kind, text in PROCESSES.items() if text in line), process.name())
 
 
-def run_under_fire(scale: str, home: Path, killer: Killer) -> tuple[Finished, Counter[str]]:
-    """The run that ended promoted, and how attempts ended before it: by exit code and message."""
+def run_under_fire(
+    scale: str, home: Path, trouble: Trouble, *options: str, **variables: str
+) -> tuple[Finished, Counter[str]]:
+    """The run that ended promoted, and how attempts ended before it: by exit code and message. `options` are of `glm46
+    run`, `variables` of its environment."""
     ends: Counter[str] = Counter()
     while True:
         home.mkdir(exist_ok=True, parents=True)
         with open(home.with_suffix(".out"), "wb") as out, open(home.with_suffix(".err"), "wb") as err:
-            run = subprocess.Popen(command("run", scale, "--json"), env=environment(home), stdout=out, stderr=err)
-            kills = killer.attend(run, home)
+            words, env = command("run", scale, "--json", *options), environment(home, **variables)
+            run = subprocess.Popen(words, env=env, stdout=out, stderr=err)
+            num_troubles = trouble.attend(run, home)
         finished = Finished(run.returncode, home.with_suffix(".out").read_text(), home.with_suffix(".err").read_text())
         if finished.exit_code == 0:
             return finished, ends
         message = " ".join(_last_words(finished.stderr))[:MAX_MESSAGE_CHARS]
         print(f"  ended with {finished.exit_code}: {message}", flush=True)
-        if not kills:
-            raise RuntimeError(f"nothing of this run was killed, and it ended with {finished.exit_code}: {message}")
+        if not num_troubles:
+            raise RuntimeError(f"nothing happened to this run, and it ended with {finished.exit_code}: {message}")
         ends[f"{finished.exit_code}: {message}"] += 1
 
 
@@ -130,9 +145,10 @@ def _last_words(stderr: str) -> list[str]:
     return lines[first:]
 
 
-def check_whole(finished: Finished, undisturbed: Finished, home: Path) -> None:
+def check_whole(finished: Finished, undisturbed: Finished, home: Path, *options: str, **variables: str) -> None:
     """Asserts equal digests, nothing left behind and a store without damage. A stage may be absent: the comparison
-    with the champion, where this release was the champion when its run was repeated."""
+    with the champion, where this release was the champion when its run was repeated. `options` and `variables` as of
+    `run_under_fire`, for the doctor."""
     assert finished.outcome["promoted"] and finished.outcome["digest"] == undisturbed.outcome["digest"]
     ours, expected = finished.digests, undisturbed.digests
     shared = set(ours) & set(expected)
@@ -144,7 +160,7 @@ def check_whole(finished: Finished, undisturbed: Finished, home: Path) -> None:
         time.sleep(POLL_SECONDS)
     assert not processes_of(home), "a process of the run outlives it"
     assert os.listdir(home / "work") == [], "unfinished work is left"
-    doctor = glm46("doctor", "--deep", home=home)
+    doctor = glm46("doctor", "--deep", *options, home=home, tree=ROOT, timeout=RUN_SECONDS, **variables)
     assert doctor.exit_code == 0, doctor.stderr
 
 

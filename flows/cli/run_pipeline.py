@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,7 @@ def run_pipeline(
 
     def load_flow(servers: ServerUrls) -> None:
         set_environment(home, servers.prefect, servers.mlflow)
+        logging.raiseExceptions = False  # Prefect writes into the terminal's lines that its server takes no log
         import mlflow  # noqa: F401
 
         import flows.full_pipeline  # noqa: F401

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from infra.home import Home
-from infra.servers.databases import databases
+from infra.servers.databases import databases, find_problem
 from infra.servers.recorded_servers import ServerUrls, ended_servers, log_path
 from infra.servers.server_password import api_password
 
@@ -80,9 +80,10 @@ def ask_databases(home: Home, urls: ServerUrls) -> None:
                     f"the {database.server} server did not answer from its database within {DATABASE_SECONDS} s: wait "
                     f"until this machine is less busy, then run again ({log})"
                 ) from error
-            raise RuntimeError(
-                f"the {database.server} server answers, but not from its database ({error}; {log}): {database.fix}"
-            ) from error
+            said = f"the {database.server} server answers, but not from its database ({error}; {log})"
+            if database.path is None and (problem := find_problem(database)):
+                said = f"{database.server}'s database {problem}"
+            raise RuntimeError(f"{said}: {database.fix}") from error
 
 
 def _ask(request: urllib.request.Request) -> None:

@@ -1,7 +1,8 @@
 """What a store and a home have and nobody needs: attempts of killed runs, invalid manifests, old leases, cached copies.
 
 Runs on the machine of `glm46 gc`. In: listings of the store and its manifests, no look at single files. What a manifest
-or a held lease names stays, and so does what is younger than the given age by the store's own clock.
+or a held lease names stays, and so does what is younger than the given age by the store's own clock. Whether a lease is
+held is no matter of that clock, which may have been set meanwhile: one that looks old is watched for its duration.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +27,7 @@ OBJECTS, LEASES = "objects/", "leases/"
 HALF_WRITTEN = re.compile(r"(?:^|/)\.[^/]+-[0-9a-f]{32}$")
 """Names that configs/atomic_files.py and the stores give to files that they have not finished."""
 SILENT_DURATIONS = 2
-"""Of a lease: one that was not renewed for so long has no holder."""
+"""Of a lease: one that was not renewed for so long looks as if it had no holder."""
 
 
 class Attempt(NamedTuple):
@@ -46,10 +48,18 @@ class FoundLease(NamedTuple):
     age_seconds: float
 
     @property
+    def duration_seconds(self) -> float:
+        return LEASE_SECONDS if self.record is None else self.record.duration_seconds
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its holder has released it, or was a process of this machine and has ended."""
+        return self.record is not None and is_free(self.record)
+
+    @property
     def is_held(self) -> bool:
         """Whether somebody may be computing under it."""
-        duration = LEASE_SECONDS if self.record is None else self.record.duration_seconds
-        return self.age_seconds <= SILENT_DURATIONS * duration and not (self.record and is_free(self.record))
+        return self.age_seconds <= SILENT_DURATIONS * self.duration_seconds and not self.is_given_up
 
 
 class Heap(NamedTuple):
@@ -91,8 +101,11 @@ class Garbage:
         ]
 
 
-def find_garbage(store: Store, older_than_seconds: float, is_cache_free: bool) -> Garbage:
-    """What nobody needs. is_cache_free: no job of this home runs that may read from its cache.
+def find_garbage(
+    store: Store, older_than_seconds: float, is_cache_free: bool, say: Callable[[str], None] = lambda message: None
+) -> Garbage:
+    """What nobody needs. is_cache_free: no job of this home runs that may read from its cache. `say` gets what is
+    waited for.
 
     Leases are read before manifests and manifests before files are listed: a run that commits meanwhile is known by its
     lease. Raises ValueError for a manifest that cannot be read.
@@ -101,7 +114,7 @@ def find_garbage(store: Store, older_than_seconds: float, is_cache_free: bool) -
     oldest = now - older_than_seconds
     found_leases = [found for found in store.list_objects(LEASES) if not HALF_WRITTEN.search(found.name)]
     leases = list(map_in_threads(lambda found: _read(store, found, now), found_leases))
-    leases = [lease for lease in leases if lease is not None]
+    leases = _watch(store, [lease for lease in leases if lease is not None], say)
     held = {lease.key for lease in leases if lease.is_held}
     records = list(store.list_objects(MANIFESTS))
     names = {found.name for found in records}
@@ -199,6 +212,24 @@ def _read(store: Store, found: StoredObject, now: float) -> FoundLease | None:
     if read is None:
         return None
     return FoundLease(found.name.removeprefix(LEASES), parse_lease(read[0]), read[1], now - found.modified)
+
+
+def _watch(store: Store, leases: list[FoundLease], say: Callable[[str], None]) -> list[FoundLease]:
+    """The leases, those that look old after their duration was waited for: one that changes meanwhile has a holder. All
+    look old where the clock was set forward after they were renewed."""
+    watched = [lease for lease in leases if not lease.is_held and not lease.is_given_up]
+    if not watched:
+        return leases
+    seconds = max(lease.duration_seconds for lease in watched)
+    say(f"waiting for {seconds:g} s to see whether anybody renews {len(watched)} leases that look old")
+    time.sleep(seconds)
+    changed = dict(zip(watched, map_in_threads(partial(_has_changed, store), watched), strict=True))
+    return [lease._replace(age_seconds=0.0) if changed.get(lease) else lease for lease in leases]
+
+
+def _has_changed(store: Store, lease: FoundLease) -> bool:
+    read = store.read_version(lease_name(lease.key))
+    return read is None or read[1] != lease.version
 
 
 def _invalid_manifests(names: set[str]) -> set[str]:

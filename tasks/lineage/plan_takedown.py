@@ -121,9 +121,15 @@ def documents_at(graph: ManifestGraph, url: str) -> tuple[str, ...]:
 
 
 def _ids(graph: ManifestGraph, wanted: dict[str, Iterable[Any]]) -> tuple[str, ...]:
-    """Ids of the final pieces that have the wanted values."""
-    rows = (row for made in graph.made_by(*DOCUMENT_STEPS) for row in _rows(graph, made, wanted))
-    return tuple(sorted({row["id"] for row in rows}))
+    """Ids of the final pieces that have the wanted values. A step that read another one's documents only dropped some:
+    it is not read where the other one is there."""
+    makers = {made.digest: made for made in graph.made_by(*DOCUMENT_STEPS)}
+    earliest = [
+        made
+        for made in makers.values()
+        if not any(each.digest in makers for each in graph.ancestors(made) if each.digest != made.digest)
+    ]
+    return tuple(sorted({row["id"] for made in earliest for row in _rows(graph, made, wanted)}))
 
 
 def _rows(graph: ManifestGraph, made: Manifest, wanted: dict[str, Iterable[Any]]) -> list[dict[str, Any]]:

@@ -52,10 +52,11 @@ def _rows_of_file(file: StoredFile, wanted: dict[str, Iterable[Any]], columns: t
 def _groups(file: pq.ParquetFile, wanted: dict[str, Iterable[Any]]) -> Iterator[int]:
     """The row groups whose statistics let them hold a value of each column."""
     metadata = file.metadata
+    paths = [file.schema.column(number).path for number in range(metadata.num_columns)]
     for group in range(metadata.num_row_groups):
-        parts = [metadata.row_group(group).column(number) for number in range(metadata.num_columns)]
-        bounds = {part.path_in_schema: part.statistics for part in parts if part.path_in_schema in wanted}
-        if metadata.row_group(group).num_rows and all(
+        described = metadata.row_group(group)
+        bounds = {name: described.column(paths.index(name)).statistics for name in wanted}
+        if described.num_rows and all(
             bound is None or not bound.has_min_max or any(bound.min <= value <= bound.max for value in wanted[name])
             for name, bound in bounds.items()
         ):

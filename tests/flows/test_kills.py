@@ -35,6 +35,7 @@ KILLS = (
     ("supervisor", "in a save", 30, True),
     ("prefect", "before a commit", 50, True),
     ("mlflow", "after a commit", 50, True),
+    ("mlflow", "before an alias move", 6, True),
     ("model server", "in a served request", 99, True),
 )
 """Process, window, the highest passage through it that is drawn (every window has as many), and whether the data is

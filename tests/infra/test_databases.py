@@ -147,7 +147,7 @@ def test_a_run_whose_postgres_died_says_so_and_one_whose_server_died_names_its_l
     failed, environment = KeyError("what the flow raised"), {**os.environ, "GLM46_HOME": str(home.root)}
     with subprocess.Popen(["sleep", "60"], env=environment) as process:
         urls = servers.model_copy(update={"pids": {"prefect": process.pid, "mlflow": process.pid}})
-        said = r"mlflow server answers, but not from its database .*: start it, or correct GLM46_MLFLOW_DATABASE_URL"
+        said = r"mlflow's database at 127.0.0.1:1 does not answer .*: start it, or correct GLM46_MLFLOW_DATABASE_URL"
         with pytest.raises(RuntimeError, match=said) as died:
             _blame_servers(home, urls, failed)
         assert "geheim9" not in str(died.value)

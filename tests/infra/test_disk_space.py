@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 import traceback
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from flows.cli.command_errors import failures
 from infra.disk_space import explain_full_disk
 from infra.home import Home
 from infra.storage.open_store import open_store
+from tests.support.cluster.small_disk import small_disk
 from tests.support.toy_steps import run_both
 
 JAVA_TRACE = """An error occurred while calling o62.parquet.
@@ -66,43 +66,26 @@ def test_a_command_prints_neither_pages_of_java_nor_a_traceback(home, capsys):
         assert "DAGScheduler.scala:2935" in (home.run_dir / "last-error.log").read_text()
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A directory on a disk of its own, and a function that gives it a size in KiB."""
+def test_a_disk_that_is_full_at_any_write_leaves_nothing_half_written_and_with_room_all_digests_are_the_same(tmp_path):
     disk = tmp_path / "disk"
-    disk.mkdir()
-
-    def resize(num_kib: int, *flags: str) -> int:
-        options = ",".join([*flags, f"size={num_kib}k"])
-        return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], capture_output=True).returncode
-
-    if os.getuid() or resize(4):
-        pytest.skip("needs a user who may mount")
-    yield disk, lambda num_kib: resize(num_kib, "remount")
-    subprocess.run(["umount", disk], check=True)
-
-
-def test_a_disk_that_is_full_at_any_write_leaves_nothing_half_written_and_with_room_all_digests_are_the_same(
-    small_disk, tmp_path
-):
-    disk, resize = small_disk
     home, ended = Home(disk / "home"), []
-    for num_kib in range(4, 400, 4):
-        assert resize(num_kib) == 0
-        try:
-            made = run_both(open_store(None, home))
-            break
-        except OSError as error:
-            ended.append(error)
-            said = explain_full_disk(error, [home.root])
-            assert f"no space left on {home.root}" in said or f"no space left on {tmp_path}" in said, said
-            whole = open_store(None, home)
-            for manifest in whole.iterate_manifests():
-                assert not whole.broken_files(manifest, deep=True)
-    else:
-        pytest.fail("never enough room")
-    expected = run_both(open_store(None, Home(tmp_path / "calm")))
-    assert [each.digest for each in made] == [each.digest for each in expected]
-    ways = {tuple(frame.name for frame in traceback.extract_tb(error.__traceback__)) for error in ended}
-    assert len(ways) > 2, "it ended at writes of several kinds"
-    assert not os.listdir(home.work_root) and not [path for path in disk.rglob(".*") if path.is_file()]
+    with small_disk(disk, 4) as resize:
+        for num_kib in range(4, 400, 4):
+            assert resize(num_kib)
+            try:
+                made = run_both(open_store(None, home))
+                break
+            except OSError as error:
+                ended.append(error)
+                said = explain_full_disk(error, [home.root])
+                assert f"no space left on {home.root}" in said or f"no space left on {tmp_path}" in said, said
+                whole = open_store(None, home)
+                for manifest in whole.iterate_manifests():
+                    assert not whole.broken_files(manifest, deep=True)
+        else:
+            pytest.fail("never enough room")
+        expected = run_both(open_store(None, Home(tmp_path / "calm")))
+        assert [each.digest for each in made] == [each.digest for each in expected]
+        ways = {tuple(frame.name for frame in traceback.extract_tb(error.__traceback__)) for error in ended}
+        assert len(ways) > 2, "it ended at writes of several kinds"
+        assert not os.listdir(home.work_root) and not [path for path in disk.rglob(".*") if path.is_file()]

@@ -91,6 +91,24 @@ def test_what_a_held_lease_covers_stays_and_what_its_killed_holder_left_goes(sto
     assert counts(collect(store))["attempts that no manifest names"] == (1, 9)
 
 
+@pytest.mark.parametrize("days", [2, -2])
+def test_what_is_in_use_stays_when_the_clock_jumps(days, store, monkeypatch):
+    """Its files and its lease look two days old or are from the future; what nobody renews goes all the same."""
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 1.5)
+    put(store, f"objects/{'e' * 64}/attempt/a.txt")
+    leave_lease(store, "e" * 64)
+    with store.locked(NOBODY):
+        put(store, f"objects/{NOBODY}/attempt/a.txt")
+        monkeypatch.setattr(type(store), "now", lambda store, now=store.now: now() + days * 24 * 3600)
+        said: list[str] = []
+        garbage = find_garbage(store, 24 * 3600, is_cache_free=True, say=said.append)
+        delete_garbage(store, garbage)
+        assert f"objects/{NOBODY}/attempt/a.txt" in names(store)
+    is_forward = days > 0
+    assert (f"objects/{'e' * 64}/attempt/a.txt" in names(store)) is not is_forward
+    assert [sentence.split()[:4] for sentence in said] == [["waiting", "for", "1.5", "s"]] * is_forward
+
+
 def test_leases_that_nobody_renews_are_shown_and_taken_over_before_their_files_go(store):
     put(store, f"objects/{NOBODY}/attempt/a.txt")
     leave_lease(store, NOBODY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -15,8 +16,11 @@ from flows.show.outcome import RunOutcome
 from infra.home import open_home
 from infra.registry.model_registry import DIGEST_TAG, find_version
 from infra.servers.databases import mlflow_database
+from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
 from tasks.data.filtering.blocked_documents import read_block_list
+from tasks.lineage import plan_takedown
+from tasks.lineage.stored_rows import find_rows
 from tests.lineage.toy_release import DOCUMENTS, MODEL, ToyRelease, make_release
 
 ONE, ONE_MORE, TWO, COPY = (row["id"] for row in DOCUMENTS)
@@ -69,6 +73,21 @@ def test_the_documents_of_a_url_are_traced_like_those_of_their_ids(release, caps
     assert json.loads(copy)["dropped"][0]["kept_id"] == TWO
     with pytest.raises(ValueError, match=r"holds no document from https://none\.example/: give the URL as the source"):
         lineage_of_document("https://none.example/", None)
+
+
+def test_the_earliest_documents_that_a_store_has_are_looked_through(release, home, monkeypatch):
+    """Later steps only drop some of them."""
+    graph, read = read_manifest_graph(open_store(None, home)), []
+
+    def find(graph, made, *asked):
+        read.append(made.step)
+        return find_rows(graph, made, *asked)
+
+    monkeypatch.setattr(plan_takedown, "find_rows", find)
+    later = {key: found for key, found in graph.with_digest.items() if found[0].step != "extract_documents"}
+    for each in (graph, replace(graph, with_digest=later)):
+        assert plan_takedown.documents_at(each, "https://one.example/a") == tuple(sorted((ONE, ONE_MORE)))
+    assert read == ["extract_documents", "filter_documents"]
 
 
 def test_a_dropped_copy_was_not_trained_on_and_names_the_text_that_stays(release):

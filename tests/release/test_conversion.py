@@ -312,18 +312,33 @@ def test_an_index_that_would_run_code_is_not_read(tmp_path):
             open_source(tmp_path / "m")
 
 
+CONVERT_TO_ALL = """
+import json, os, sys
+from typer.testing import CliRunner
+from flows.cli.command import app
+source, small = sys.argv[1:]
+for to in ("hf", "native", "megatron", "gguf"):
+    target = os.path.join(small, "out.gguf" if to == "gguf" else "out")
+    done = CliRunner().invoke(app, ["convert", source, target, "--to", to])
+    print(json.dumps([to, done.exit_code, done.stderr, os.listdir(small)]))
+"""
+
+
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, home):
     if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("a small file system of its own needs a namespace")
     first, small = saved(tmp_path / "first", SHAPES["Air"]), tmp_path / "small"
     small.mkdir()
-    words = command("convert", str(first), str(small / "out"), "--to", "native")
-    inside = f"mount -t tmpfs -o size=400k tmpfs {small}; {shlex.join(words)}; code=$?; ls -A {small}; exit $code"
+    words = shlex.join([sys.executable, "-c", CONVERT_TO_ALL, str(first), str(small)])
+    inside = f"mount -t tmpfs -o size=400k tmpfs {small}; {words}"
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", inside], env=environment(home.root), capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1 and f"no space left on {small}" in done.stderr, done.stderr
-    assert done.stdout == "", "files that were left"
+    ended = {to: rest for to, *rest in map(json.loads, done.stdout.splitlines())}
+    assert list(ended) == ["hf", "native", "megatron", "gguf"], done.stderr
+    for to, (code, said, left) in ended.items():
+        assert (code, left) == (1, []), (to, said, left)
+        assert said.startswith(f"glm46: no space left on {small} "), (to, said)
 
 
 def test_a_disk_without_room_for_the_card_leaves_no_export_without_one(tmp_path, home):

@@ -35,10 +35,9 @@ def postgres(root: Path, *names: str) -> Iterator[list[str]]:
     shutil.chown(root, "postgres")
     initialise = ["-D", root / "data", "-U", "glm46", "-A", "scram-sha-256", f"--pwfile={root / 'password'}", "-N"]
     _run([*USER, BINARIES / "initdb", *initialise])
-    options = (
-        f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={root} -c fsync=off -c max_connections=200"
-    )
-    _run([*USER, BINARIES / "pg_ctl", "-D", root / "data", "-w", "-l", root / "log", "-o", options, "start"])
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={root}"
+    (root / "options").write_text(f"{options} -c fsync=off -c max_connections=200")
+    start_postgres(root)
     try:
         for name in names:
             _run(
@@ -47,11 +46,29 @@ def postgres(root: Path, *names: str) -> Iterator[list[str]]:
             )
         yield [f"postgresql://glm46:{PASSWORD}@127.0.0.1:{port}/{name}" for name in names]
     finally:
-        server = psutil.Process(int((root / "data" / "postmaster.pid").read_text().split()[0]))
+        server = _server(root)
         server.send_signal(
             signal.SIGQUIT
         )  # not by pg_ctl: another pytest that starts takes the parents' rights from its user
         server.wait(STOP_TIMEOUT_SECONDS)
+
+
+def start_postgres(root: Path) -> None:
+    """Start the server with its files in `root`, also one that was killed."""
+    options = (root / "options").read_text()
+    _run([*USER, BINARIES / "pg_ctl", "-D", root / "data", "-w", "-l", root / "log", "-o", options, "start"])
+
+
+def kill_postgres(root: Path) -> None:
+    """End it with all its processes, as a power cut does."""
+    server = _server(root)
+    for process in (server, *server.children()):
+        process.kill()
+    server.wait(STOP_TIMEOUT_SECONDS)
+
+
+def _server(root: Path) -> psutil.Process:
+    return psutil.Process(int((root / "data" / "postmaster.pid").read_text().split()[0]))
 
 
 def _run(command: list[str | Path], env: dict[str, str] | None = None) -> None:

@@ -196,6 +196,7 @@ class Endpoint(BaseHTTPRequestHandler):
 
     def do_POST(self):
         if self.server.answers_left == 0:
+            self.server.is_over.wait(self.server.silent_seconds)
             self.close_connection = True
             self.connection.close()
             return
@@ -270,15 +271,17 @@ def test_texts_have_a_figure_per_domain(toy, tmp_path):
 
 
 @contextmanager
-def endpoint(toy, *, reports=True, answers_left=10**9) -> Iterator[str]:
+def endpoint(toy, *, reports=True, answers_left=10**9, silent_seconds=0) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
     server.engine = load_engine(toy / "model", weights_version="v", batch_sequences=8)
     server.tokenizer = Tokenizer.from_file(str(toy / "model" / "tokenizer.json"))
-    server.reports, server.answers_left = reports, answers_left
+    server.reports, server.answers_left, server.silent_seconds = reports, answers_left, silent_seconds
+    server.is_over = threading.Event()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
+        server.is_over.set()
         server.shutdown()
         server.server_close()
 
@@ -306,11 +309,17 @@ def test_a_server_without_log_probabilities_is_refused_for_likelihoods_and_taken
     assert sorted(path.name for path in tmp_path.glob("*.json*")) == ["b.items.jsonl", "b.json"]
 
 
-def test_a_server_that_stops_answering_midway_leaves_nothing(toy, tmp_path):
-    with endpoint(toy, answers_left=2) as url:
-        code, errors, _ = evaluate(url, *options(toy, tmp_path / "a.json", suite_of(toy, "copies")))
+@pytest.mark.parametrize(
+    ("silent_seconds", "said"),
+    [(0, "stopped answering after 3 answers"), (60, "took longer than 2.0 s after 3 answers")],
+)
+def test_a_server_that_stops_answering_midway_leaves_nothing(silent_seconds, said, toy, tmp_path):
+    suite = toy / suite_of(toy, "copies")
+    suite.write_text(yaml.safe_dump(yaml.safe_load(suite.read_text()) | {"timeout_seconds": 2}))
+    with endpoint(toy, answers_left=2, silent_seconds=silent_seconds) as url:
+        code, errors, _ = evaluate(url, *options(toy, tmp_path / "a.json", suite.name))
     assert code == 1
-    assert f"{url} stopped answering after 3 answers" in errors and "nothing was written" in errors
+    assert f"{url} {said}" in errors and "nothing was written" in errors
     assert not list(tmp_path.glob("a*"))
 
 
