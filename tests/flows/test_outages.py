@@ -193,7 +193,7 @@ def test_services_of_up_that_are_killed_while_a_deployed_run_works(calm, calm_ho
         assert not os.listdir(home / "work")
     finally:
         assert glm46("down", home=home).exit_code == 0
-    assert not processes_of(home)
+    wait_for(lambda: not processes_of(home), seconds=END_SECONDS)  # a run that has just ended still looks for Prefect
 
 
 def digests_of(home: Path) -> dict[str, str]:
