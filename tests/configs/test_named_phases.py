@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from flows.stages import choose_stages
+from tasks.training.plan.plan_training import plan_training
 from tests.configs.test_phase_graph import (
     DISTILLATION,
     phase_of,
@@ -47,8 +48,10 @@ def test_a_wrong_distillation_is_refused_with_the_fix(changes, message, tree, tm
         scale_of(tree, tmp_path)
 
 
-def test_an_expert_before_the_first_stage_is_refused(tree, tmp_path):  # noqa: F811
+def test_an_expert_is_planned_and_one_before_the_first_stage_is_refused(tree, tmp_path):  # noqa: F811
     scale = scale_of(with_experts(tree), tmp_path)
+    planned = plan_training(scale).phases[-1].mixture
+    assert "right answers of rl_reasoning (synthetic), rl_agentic (agentic), sampled before it on one device" in planned
     with pytest.raises(ValueError, match="distillation learns from the expert rl_reasoning, which comes before: begin"):
         choose_stages(scale, "rl_agentic", "sft", None)
     assert [phase.name for phase in choose_stages(scale, "rl_reasoning", "sft", None).phases] == [
