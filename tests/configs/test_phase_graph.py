@@ -303,6 +303,17 @@ def test_a_reward_model_before_the_first_stage_is_refused(tree, tmp_path):
         assert choose_stages(scale, "reward_model", "sft", None).phases[-1].name == "rl_reasoning"
 
 
+def test_the_recipe_of_the_second_way_joins_branches_of_one_start():
+    """Report, section 3."""
+    scale = load_scale("recipes/glm46_experts")
+    joined = next(phase for phase in scale.phases if phase.name == "distillation")
+    experts = [expert.phase for expert in joined.recipe.experts]
+    starts = {phase.name: phase.start for phase in scale.phases}
+    assert experts == ["rl_reasoning", "rl_agentic", "rl_alignment_chat"]
+    assert {starts[name] for name in (*experts, "distillation")} == {"rl_cold_start"}
+    assert scale.released_phase.name == "rl_alignment" and starts["rl_alignment"] == "distillation"
+
+
 def test_given_weights_stand_for_what_the_first_phase_starts_from(tree, tmp_path):
     scale = scale_of(with_branch(tree), tmp_path)
     for first in ("reward_model", "rl_reasoning"):
