@@ -37,22 +37,14 @@ from configs.schema.filtering import FilterRecipe, HeuristicRecipe, PersonalData
 from configs.schema.jobs import Device, JobResources, QueueResources
 from configs.schema.model import ModelRecipe, ModelSection
 from configs.schema.objectives import (
-    MIN_TOKEN_CLIP,
-    DifficultyRecipe,
     DistillationObjective,
     DpoObjective,
-    EpisodeRecipe,
     ExpertRecipe,
-    ImportanceRecipe,
-    MismatchRecipe,
     Objective,
     OwnModelRecipe,
-    PolicyObjective,
-    PpoObjective,
     PretrainObjective,
     RejectionSamplingObjective,
     RewardObjective,
-    RewardRecipe,
     SftObjective,
 )
 from configs.schema.packing import (
@@ -65,6 +57,16 @@ from configs.schema.packing import (
     mixture_waypoints,
 )
 from configs.schema.phases import PhaseRecipe, PhaseSection, SolutionRecipe, TrainingRecipe
+from configs.schema.policy_objectives import (
+    MIN_TOKEN_CLIP,
+    DifficultyRecipe,
+    EpisodeRecipe,
+    ImportanceRecipe,
+    MismatchRecipe,
+    PolicyObjective,
+    PpoObjective,
+    RewardRecipe,
+)
 from configs.schema.prices import Prices
 from configs.schema.problems import (
     EnvironmentName,

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
 from configs.schema.jobs import JobResources
-from configs.schema.objectives import EpisodeRecipe
+from configs.schema.policy_objectives import EpisodeRecipe
 from configs.schema.suites import Suite
 
 

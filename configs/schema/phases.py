@@ -16,14 +16,13 @@ from configs.schema.objectives import (
     ExpertRecipe,
     Objective,
     OwnModelRecipe,
-    PolicyObjective,
-    PpoObjective,
     RejectionSamplingObjective,
     RewardObjective,
     SftObjective,
     SolutionObjective,
 )
 from configs.schema.packing import Mixture, MixtureWaypoint, Packing, PackingRecipe, mixture_waypoints
+from configs.schema.policy_objectives import PolicyObjective, PpoObjective
 from configs.schema.training import AdapterRecipe, OptimizerRecipe, SpikeRecipe, TrainingResources, ValidationRecipe
 
 PhaseKind = Literal["pretraining", "mid_training", "post_training"]

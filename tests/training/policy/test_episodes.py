@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from configs.schema import EpisodeRecipe
-from configs.schema.objectives import TimedEnvironment
+from configs.schema.policy_objectives import TimedEnvironment
 from model.architecture.losses import IGNORED
 from model.generation.generation import Generation, InProcessEngine, Sampling, sampling_draws
 from model.text.chat_template import encode, observation, problem_prompt, render, render_closed
