@@ -603,9 +603,9 @@ def adapt(scale: Path, case: Case, is_quantized: bool) -> None:
     release["quantized_formats"] = [FORMAT] if is_quantized else []
     release["min_routing_agreement"] = {} if case.routing_agreement is None else {FORMAT: MIN_AGREEMENT}
     for phase in tree["phases"]:
-        if phase["name"] == REWARD:
+        if phase["name"] in (REWARD, case.from_stage):
             phase["recipe"]["seed"] = ORDER.index(case)  # another recipe: each trains a model of its own
-        else:
+        if phase["name"] != REWARD:
             phase["recipe"]["gate"]["must_gain"] = case.must_gain
     scale.write_text(yaml.safe_dump(tree))
 
