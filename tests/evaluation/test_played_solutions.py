@@ -40,7 +40,8 @@ def task(question: str, answer: str) -> Prompt:
 
 
 def test_right_episodes_are_kept_with_their_calls_and_wrong_ones_are_not(tokenizer):
-    recipe = SolutionRecipe(objective=OBJECTIVE, sequence_length=2048, dtype="float32", num_threads=1, seed=46)
+    settings = {"keeps_answers": True, "domains": (), "sequence_length": 2048, "dtype": "float32", "num_threads": 1}
+    recipe = SolutionRecipe(objective=OBJECTIVE, seed=46, **settings)
     scripts = {
         "What is 19 * 3?": [f"{call('19*3')}<|observation|>", "\n57<|user|>"],
         "What is 19 * 4?": [f"{call('19*4')}<|observation|>", "\n57<|user|>"],
