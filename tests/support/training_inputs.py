@@ -230,7 +230,13 @@ def packed_rows(packed: Artifact | Path, *shards: Artifact | Path) -> PackedRows
 
 
 def compute(
-    store: Store, step: Step, *, log_metrics=lambda number, values: None, report=lambda progress: None, **arguments
+    store: Store,
+    step: Step,
+    *,
+    log_metrics=lambda number, values: None,
+    report=lambda progress: None,
+    say=lambda message: None,
+    **arguments,
 ) -> Artifact:
     """Run a step and commit it, as flows/running/run_step.py does."""
     digested = {name: value for name, value in arguments.items() if name not in ("recipe", "resources")}
@@ -239,7 +245,7 @@ def compute(
         step.identity(arguments.get("recipe"), digested),
         lambda output: step(**arguments, output=output),
         report,
-        lambda message: None,
+        say,
         lambda rows: [log_metrics(*row) for row in rows],
     )
     return artifact
