@@ -29,6 +29,13 @@ STARTED = "started"
 VLLM_VERSION = "0.32.0+cpu"
 
 
+class Server(ThreadingHTTPServer):
+    """Every prompt is a connection of its own, all at once: a full queue of them would be reset, as by a server that is
+    away."""
+
+    request_queue_size = 512
+
+
 class EngineServer(ABC):
     """Begins with the weights of a directory. `spoil` changes what it answers to prompts; `num_asked` counts them."""
 
@@ -55,7 +62,7 @@ class EngineServer(ABC):
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.http = Server(("127.0.0.1", port), Handler)
         self.port = self.http.server_port
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
 
