@@ -26,15 +26,18 @@ def write_seven_phases(path: Path) -> Path:
     """Write the scale `seven` as YAML."""
     scale = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
     tiny = yaml.safe_load((ROOT / "configs" / "tiny.yaml").read_text())
+    names = [phase["name"] for phase in tiny["phases"]]
     general, middle, *post = scale["phases"]
     scale["scale"] = "seven"
     scale["phases"] = [
         _phase(general if phase["kind"] == general["kind"] else middle, phase["name"], BUDGETS[phase["name"]])
         for phase in tiny["phases"][: len(BUDGETS)]
-    ] + post
+    ] + [phase for phase in post if phase["name"] in names]
     scale["phases"][4]["recipe"]["sequence_length"] = LONG_CONTEXT
-    scale["courses"][0]["recipe"]["phases"] = list(BUDGETS)
-    assert [phase["name"] for phase in scale["phases"]] == [phase["name"] for phase in tiny["phases"]]
+    first, *courses = scale["courses"]
+    first["recipe"]["phases"] = list(BUDGETS)
+    scale["courses"] = [first, *(course for course in courses if course["recipe"]["name"] in names)]
+    assert [phase["name"] for phase in scale["phases"]] == names
     path.write_text(yaml.safe_dump(scale, sort_keys=False))
     return path
 
