@@ -7,23 +7,30 @@ formula of model/architecture/counts.py, peak memory. Ours: flash attention by S
 cross-entropy without the full logits, layers compiled. Peer: Glm4MoeForCausalLM with SDPA and grouped products. The MTP
 layer and the router's balancing, which transformers does not have, are left out.
 
-This has not been run on a GPU: what was run is its whole path at toy size, `--device cpu --size toy --peak-tflops 0.2
---no-compile`.
+`training` is a step as the worker takes it, with what the others leave out: the MTP layer, balancing, float32 masters
+below DeepSpeed, Muon, gradients summed over micro-batches of 4 sequences, deterministic algorithms.
+
+Without a GPU its whole path is walked at toy size: `--device cpu --size toy --peak-tflops 0.2 --no-compile`.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.results import WRITE_FLAG, report
+from configs.load import load_scale
 from configs.schema import ModelRecipe
 from model.architecture.counts import count_parameters, training_flops_per_token
 
@@ -72,6 +79,7 @@ SIZES = {"3b": (LARGE, 4096), "toy": (TOY, 64)}
 """Architecture and sequence length."""
 PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "H800": 989.0, "A100": 312.0}
 """Dense bfloat16, by a part of the device's name (NVIDIA's data sheets, SXM)."""
+BUCKET_ELEMENTS = 500_000_000
 
 
 class Measured(NamedTuple):
@@ -85,12 +93,12 @@ def our_loss(
     recipe: ModelRecipe, device: torch.device, *, compiles: bool
 ) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     from model.architecture.transformer import Glm4Moe
+    from tasks.training.parallel.compiled_layers import compile_layers
 
     with device:
         model = Glm4Moe(recipe).bfloat16()
     if compiles:
-        for layer in model.model.layers:
-            layer.compile()
+        compile_layers(model)
 
     def loss(token_ids: Tensor) -> Tensor:
         losses = model(token_ids[:, :-1], target_ids_BT=token_ids[:, 1:]).losses
@@ -127,26 +135,103 @@ Build = Callable[..., tuple[nn.Module, Callable[[Tensor], Tensor]]]
 def measure(build: Build, recipe: ModelRecipe, length: int, given: argparse.Namespace) -> Measured:
     """The median step after the warm-up ones, in which the layers are compiled."""
     device = torch.device(given.device)
-    is_gpu = device.type == "cuda"
     torch.manual_seed(46)
-    if is_gpu:
-        torch.cuda.reset_peak_memory_stats()
     model, loss_of = build(recipe, device, compiles=given.compile)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     token_ids = torch.randint(recipe.vocab_size, (given.sequences, length + 1), device=device)
-    seconds, last = [], float("nan")
-    for _ in range(given.warmup + given.steps):
-        started = time.perf_counter()
+
+    def step(number: int) -> float:
         loss = loss_of(token_ids)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        last = loss.item()  # waits for the loss
-        if is_gpu:
+        return loss.item()  # waits for the loss
+
+    return time_steps(step, token_ids.numel() - given.sequences, given)
+
+
+def measure_training(recipe: ModelRecipe, length: int, given: argparse.Namespace) -> Measured:
+    """Of take_step on a single rank. Compiled layers have the plain code's gradients, or it raises ValueError."""
+    with tempfile.TemporaryDirectory() as directory:
+        own = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DS_ACCELERATOR": given.device}
+        own["GLM46_RENDEZVOUS"] = f"{directory}/ranks"
+        os.environ.update(own)  # before DeepSpeed is imported
+        from tasks.training.loop.rank_process import configure_process
+
+        configure_process(given.device, torch.get_num_threads())
+        try:
+            return time_steps(*training_step(recipe, length, given), given)
+        finally:
+            dist.destroy_process_group()
+
+
+def training_step(recipe: ModelRecipe, length: int, given: argparse.Namespace) -> tuple[Callable[[int], float], int]:
+    """A step of tiny's first phase with this model in bfloat16 and ZeRO 1, on random tokens; and its tokens."""
+    from model.architecture.transformer import Glm4Moe
+    from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
+    from tasks.training.loop.training_step import take_step
+    from tasks.training.parallel.compiled_layers import refuse_wrong_gradients
+    from tasks.training.parallel.micro_batch import MicroBatch
+    from tasks.training.parallel.ranks import connect_ranks
+    from tasks.training.schedule.schedules import plan_step
+
+    scale = load_scale("tiny")
+    phase = scale.phases[0].model_copy(
+        update={
+            "resources": scale.phases[0].resources.model_copy(
+                update={
+                    "device": given.device,
+                    "zero_stage": 1,
+                    "micro_batch_sequences": given.sequences,
+                    "compile_layers": given.compile,
+                    "bucket_elements": BUCKET_ELEMENTS,
+                }
+            )
+        }
+    )
+    training = scale.training_recipe(phase).model_copy(
+        update={"model": recipe.model_copy(update={"num_nextn_predict_layers": 1}), "dtype": "bfloat16"}
+    )
+    ranks = connect_ranks(phase.resources)
+    with torch.device("meta"):
+        model = Glm4Moe(training.model)
+    divide_model(model, ranks, phase.resources)
+    make_weights(model, training.dtype, phase.resources, ranks)
+    model.init_weights()
+    trainable = build_trainable(model, training.optimizer, training.dtype, phase.resources, ranks)
+    if given.compile:
+        refuse_wrong_gradients(model, given.sequences, length)
+    token_ids = torch.randint(
+        recipe.vocab_size, (given.micro_batches, given.sequences, length + 1), device=given.device
+    )
+    micro_batches = [
+        MicroBatch(
+            rows[:, :-1].contiguous(),
+            rows[:, 1:].contiguous(),
+            torch.zeros_like(rows[:, 1:]),
+            is_segmented=False,
+            max_documents=given.sequences,
+        )
+        for rows in token_ids
+    ]
+    plan = plan_step(training, 0)
+    return (
+        lambda number: take_step(trainable, training, plan, micro_batches, number).losses.lm,
+        given.micro_batches * given.sequences * length,
+    )
+
+
+def time_steps(step: Callable[[int], float], num_tokens: int, given: argparse.Namespace) -> Measured:
+    """The median of the steps after the warm-up ones; a step returns its loss, from 1 on they are numbered."""
+    seconds, loss = [], float("nan")
+    for number in range(1, given.warmup + given.steps + 1):
+        started = time.perf_counter()
+        loss = step(number)
+        if given.device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if is_gpu else 0.0
-    return Measured(given.sequences * length / statistics.median(seconds[given.warmup :]), peak, last)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if given.device == "cuda" else 0.0
+    return Measured(num_tokens / statistics.median(seconds[given.warmup :]), peak, loss)
 
 
 def peak_flops(given: argparse.Namespace) -> float:
@@ -167,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=tuple(SIZES), default="3b")
-    parser.add_argument("--sequences", type=int, default=4, help="per step")
+    parser.add_argument("--sequences", type=int, default=4, help="per pass")
+    parser.add_argument("--micro-batches", type=int, default=8, help="per step of training")
     parser.add_argument("--warmup", type=int, default=4, help="steps before those that count")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument(
@@ -187,32 +273,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
         peak = peak_flops(given)
     except ValueError as error:
         parser.error(str(error))
-    flops = training_flops_per_token(recipe, length)
+    with_mtp = recipe.model_copy(update={"num_nextn_predict_layers": 1})
     measured: dict[str, Measured] = {}
-    for name, build in (("ours", our_loss), ("transformers", their_loss)):
-        measured[name] = measure(build, recipe, length, given)
+    mfu: dict[str, float] = {}
+    for name, run, of_what in (
+        ("ours", partial(measure, our_loss), recipe),
+        ("transformers", partial(measure, their_loss), recipe),
+        ("training", measure_training, with_mtp),
+    ):
+        if given.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        measured[name] = run(recipe, length, given)
         gc.collect()
         if given.device == "cuda":
             torch.cuda.empty_cache()
         speed, gib, loss = measured[name]
+        mfu[name] = round(speed * training_flops_per_token(of_what, length) / peak, 4)
         print(
-            f"{name}: {speed:,.0f} tokens/s, MFU {speed * flops / peak:.1%}, peak {gib:.1f} GiB, last loss {loss:.3f}",
-            flush=True,
+            f"{name}: {speed:,.0f} tokens/s, MFU {mfu[name]:.1%}, peak {gib:.1f} GiB, last loss {loss:.3f}", flush=True
         )
-    ours, peer = measured["ours"], measured["transformers"]
+    ours, peer, training = measured["ours"], measured["transformers"], measured["training"]
     report(
         "train_step_gpu",
         ours=ours.tokens_per_second,
         peer=peer.tokens_per_second,
         unit="tokens/s",
-        mfu=round(ours.tokens_per_second * flops / peak, 4),
-        peer_mfu=round(peer.tokens_per_second * flops / peak, 4),
+        mfu=mfu["ours"],
+        peer_mfu=mfu["transformers"],
+        training_tokens_per_second=round(training.tokens_per_second, 1),
+        training_mfu=mfu["training"],
         peak_gib=round(ours.peak_gib, 2),
         peer_peak_gib=round(peer.peak_gib, 2),
+        training_peak_gib=round(training.peak_gib, 2),
         num_parameters=count_parameters(recipe).total,
         sequence_length=length,
         num_sequences=given.sequences,
-        device=given.device,
+        num_micro_batches=given.micro_batches,
+        device=torch.cuda.get_device_name() if given.device == "cuda" else given.device,
         size=given.size,
         is_compiled=given.compile,
     )

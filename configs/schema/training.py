@@ -145,6 +145,9 @@ class TrainingResources(JobResources):
     """Activations computed again in the backward pass: none, those of attention and experts, or whole layers."""
     recompute_every_layers: int = Field(gt=0)
     """For `full`: how many layers are computed again as one block."""
+    compile_layers: bool
+    """Whether torch.compile fuses what lies between the matrix products of a layer's training pass, on an accelerator.
+    Costs a minute when the ranks start."""
     overlap_shared_expert: bool
     """Whether the shared expert computes while routed tokens travel; acts where expert_parallel is above 1."""
     peak_flops_per_second: float = Field(gt=0)

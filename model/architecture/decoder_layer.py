@@ -38,9 +38,9 @@ class DecoderLayer(nn.Module):
         cache: KVCache | None = None,
         gaps_BT: Tensor | None = None,
     ) -> LayerOutput:
-        attended_BTD = self.self_attn(
-            self.input_layernorm(hidden_BTD), rotary, visible_BTS=visible_BTS, cache=cache, layer=self.layer
-        )
+        # A layer's number only where it is asked for: with it each layer would be compiled by itself.
+        cached = {} if cache is None else {"cache": cache, "layer": self.layer}
+        attended_BTD = self.self_attn(self.input_layernorm(hidden_BTD), rotary, visible_BTS=visible_BTS, **cached)
         hidden_BTD = hidden_BTD + attended_BTD
         normed_BTD = self.post_attention_layernorm(hidden_BTD)
         if isinstance(self.mlp, GatedMlp):

@@ -1,5 +1,7 @@
 """Computes cross-entropy straight from hidden states; it never holds the logits of more than a chunk of tokens."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -8,6 +10,9 @@ from model.kernels import elementwise_kernels
 
 IGNORED = -100
 """Target that carries no loss."""
+Chunk = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+"""From a chunk's logits, target columns and factors, and whether gradients are wanted: losses, gradient of the
+logits."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -16,7 +21,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     target is not kept."""
 
     @staticmethod
-    def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, factors_T: Tensor) -> Tensor:
+    def forward(
+        ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, factors_T: Tensor, losses_and_gradient: Chunk
+    ) -> Tensor:
         wants_grad = any(ctx.needs_input_grad[:2])
         total = hidden_TD.new_zeros((), dtype=torch.float32)
         grad_hidden_TD = torch.empty_like(hidden_TD) if wants_grad else None
@@ -27,7 +34,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for rows in chunks:
             chunk_TD, factors_C = hidden_TD[rows], factors_T[rows]
             logits_CV = torch.mm(chunk_TD, weight_VD.t(), out=buffer_CV[: chunk_TD.shape[0]])
-            losses_C, grad_logits_CV = _losses_and_gradient(
+            losses_C, grad_logits_CV = losses_and_gradient(
                 logits_CV, targets_T[rows].clamp(min=0), factors_C, wants_grad
             )
             total += (losses_C * factors_C).sum()
@@ -42,17 +49,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
         return (
             grad_hidden_TD * grads[0].to(grad_hidden_TD.dtype),
             (grad_weight_VD * grads[0]).to(grad_hidden_TD.dtype),
             None,
             None,
+            None,
         )
 
 
-def _losses_and_gradient(
+def losses_and_gradient(
     logits_CV: Tensor, columns_C: Tensor, factors_C: Tensor, wants_grad: bool
 ) -> tuple[Tensor, Tensor]:
     """-log softmax(logits)[column] per row, and with gradients factor * (softmax - one-hot(column)) where the logits
@@ -60,13 +68,12 @@ def _losses_and_gradient(
     if elementwise_kernels.fits(logits_CV):
         return elementwise_kernels.softmax_losses(logits_CV, columns_C, factors_C if wants_grad else None), logits_CV
     columns_C1 = columns_C.unsqueeze(1)
-    log_probabilities_CV = logits_CV.float()
-    torch.log_softmax(log_probabilities_CV, -1, out=log_probabilities_CV)
+    log_probabilities_CV = logits_CV.float().log_softmax(-1)
     losses_C = -log_probabilities_CV.gather(1, columns_C1).squeeze(1)
-    if wants_grad:
-        log_probabilities_CV.exp_().scatter_add_(1, columns_C1, torch.full_like(columns_C1, -1.0, dtype=torch.float32))
-        log_probabilities_CV.mul_(factors_C.unsqueeze(1))
-    return losses_C, log_probabilities_CV.to(logits_CV.dtype)
+    if not wants_grad:
+        return losses_C, logits_CV
+    is_target_CV = columns_C1 == torch.arange(logits_CV.shape[1], device=logits_CV.device)
+    return losses_C, ((log_probabilities_CV.exp() - is_target_CV.float()) * factors_C.unsqueeze(1)).to(logits_CV.dtype)
 
 
 def vocabulary_chunks(num_tokens: int, vocab_size: int, device_type: str = "cpu") -> list[slice]:
@@ -81,6 +88,8 @@ class LanguageHead(nn.Module):
     def __init__(self, hidden_size: int, vocab_size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
+        self.losses_and_gradient: Chunk = losses_and_gradient
+        """Of a chunk of logits; tasks/training/parallel/compiled_layers.py replaces it by its compiled self."""
 
     def forward(
         self, hidden_BTD: Tensor, target_ids_BT: Tensor | None = None, target_weights_BT: Tensor | None = None
@@ -99,7 +108,7 @@ class LanguageHead(nn.Module):
             # their number.
             rows_R = factors_T.nonzero().flatten()
             hidden_TD, targets_T, factors_T = hidden_TD.index_select(0, rows_R), targets_T[rows_R], factors_T[rows_R]
-        total = _LinearCrossEntropy.apply(hidden_TD, self.weight, targets_T, factors_T)
+        total = _LinearCrossEntropy.apply(hidden_TD, self.weight, targets_T, factors_T, self.losses_and_gradient)
         return total / num_kept
 
     @torch.no_grad()

@@ -50,7 +50,7 @@ class MtpLayer(DecoderLayer):
         t."""
         joined = torch.cat([self.enorm(next_embedded_BTD), self.hnorm(hidden_BTD)], dim=-1)
         output = super().forward(self.eh_proj(joined), rotary, visible_BTS=visible_BTS, cache=cache, gaps_BT=gaps_BT)
-        return output._replace(hidden_BTD=self.shared_head(output.hidden_BTD))
+        return LayerOutput(self.shared_head(output.hidden_BTD), output.balance_loss, output.counts_E)
 
 
 def mtp_targets(target_ids_BT: Tensor, segment_ids_BT: Tensor | None) -> Tensor:

@@ -22,7 +22,8 @@ class _RmsNorm(torch.autograd.Function):
             torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
         )
         ctx.save_for_backward(hidden, weight, inverse_rms)
-        return (wide * inverse_rms).to(hidden.dtype).mul_(weight)
+        # Not mul_: of a result changed in place torch 2.11 compiles a gradient of zero.
+        return (wide * inverse_rms).to(hidden.dtype) * weight
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:

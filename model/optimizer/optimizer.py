@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from configs.schema import OptimizerRecipe
 from model.optimizer.newton_schulz import orthogonalize
 
+LISTS: Any = torch
+"""Has torch's operations on lists of tensors, `_foreach_*`: one launch on an accelerator for many tensors."""
+
 
 def is_decayed_matrix(name: str, parameter: Tensor) -> bool:
     """Every matrix but the word embedding: what Muon updates (report, section 2.3), and what is decayed. Of a parameter
@@ -105,8 +108,7 @@ class Muon(torch.optim.Optimizer):
             if group["is_muon"]:
                 self._step_muon(parameters, group["lr"], group["weight_decay"])
             else:
-                for parameter in parameters:
-                    self._step_adam(parameter, group["lr"], group["weight_decay"])
+                self._step_adam(parameters, group["lr"], group["weight_decay"])
 
     def ensure_state(self, parameter: Tensor, *, use_muon: bool) -> dict[str, Any]:
         """The parameter's state, zeros before its first step."""
@@ -119,31 +121,39 @@ class Muon(torch.optim.Optimizer):
         return state
 
     def _step_muon(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> None:
-        directions = []
-        for parameter in parameters:
-            assert parameter.grad is not None
-            buffer = self.ensure_state(parameter, use_muon=True)["momentum_buffer"]
-            momentum = buffer.float().lerp_(parameter.grad.float(), 1 - self.recipe.muon_momentum)
-            buffer.copy_(momentum)
-            directions.append(
-                parameter.grad.float().lerp_(momentum, self.recipe.muon_momentum)
-            )  # Nesterov's, in the gradient's place
-        for parameter, update in zip(parameters, self.orthogonalize(parameters, directions), strict=True):
-            parameter.mul_(1 - learning_rate * weight_decay).add_(update, alpha=-learning_rate)
+        if not parameters:
+            return
+        buffers = [self.ensure_state(parameter, use_muon=True)["momentum_buffer"] for parameter in parameters]
+        momenta = [buffer.float() for buffer in buffers]
+        directions = [parameter.grad.float() for parameter in parameters if parameter.grad is not None]
+        LISTS._foreach_lerp_(momenta, directions, 1 - self.recipe.muon_momentum)
+        if self.state_dtype != torch.float32:
+            LISTS._foreach_copy_(buffers, momenta)
+        LISTS._foreach_lerp_(directions, momenta, self.recipe.muon_momentum)  # Nesterov's, in the gradient's place
+        updates = self.orthogonalize(parameters, directions)
+        LISTS._foreach_mul_(parameters, 1 - learning_rate * weight_decay)
+        LISTS._foreach_add_(parameters, updates, alpha=-learning_rate)
 
-    def _step_adam(self, parameter: Tensor, learning_rate: float, weight_decay: float) -> None:
-        assert parameter.grad is not None
-        state = self.ensure_state(parameter, use_muon=False)
-        state["step"] += 1
+    def _step_adam(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> None:
+        if not parameters:
+            return
+        states = [self.ensure_state(parameter, use_muon=False) for parameter in parameters]
+        for state in states:
+            state["step"] += 1
         beta1, beta2 = self.recipe.adam_beta1, self.recipe.adam_beta2
-        gradient = parameter.grad.float()
-        first = state["exp_avg"].float().lerp_(gradient, 1 - beta1)
-        second = state["exp_avg_sq"].float().lerp_(gradient.square(), 1 - beta2)
-        state["exp_avg"].copy_(first)
-        state["exp_avg_sq"].copy_(second)
-        scale = (second / (1 - beta2 ** state["step"])).sqrt_().add_(self.recipe.adam_eps)
-        parameter.mul_(1 - learning_rate * weight_decay)
-        parameter.addcdiv_(first, scale, value=-learning_rate / (1 - beta1 ** state["step"]))
+        gradients = [parameter.grad.float() for parameter in parameters if parameter.grad is not None]
+        firsts, seconds = ([state[name].float() for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        LISTS._foreach_lerp_(firsts, gradients, 1 - beta1)
+        LISTS._foreach_lerp_(seconds, LISTS._foreach_mul(gradients, gradients), 1 - beta2)
+        if self.state_dtype != torch.float32:
+            LISTS._foreach_copy_([state["exp_avg"] for state in states], firsts)
+            LISTS._foreach_copy_([state["exp_avg_sq"] for state in states], seconds)
+        scales = LISTS._foreach_div(seconds, [1 - beta2 ** state["step"] for state in states])
+        LISTS._foreach_sqrt_(scales)
+        LISTS._foreach_add_(scales, self.recipe.adam_eps)
+        LISTS._foreach_mul_(parameters, 1 - learning_rate * weight_decay)
+        rates = [-learning_rate / (1 - beta1 ** state["step"]) for state in states]
+        LISTS._foreach_addcdiv_(parameters, firsts, scales, rates)
 
     def _orthogonalize_each(self, parameters: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
         return [self.scaled_polar_factor(direction) for direction in directions]

@@ -238,7 +238,8 @@ def test_evaluation_and_release_as_jobs_by_ssh_have_the_digests_of_this_machine_
     if reason := missing_programs():
         pytest.skip(reason)
     first, home = micro
-    steps = {"evaluate_checkpoint", "convert_to_gguf", "evaluate_gguf", "generate_reference"}
+    by_name = {"convert_to_gguf", "evaluate_gguf", "generate_reference"}
+    steps = {"evaluate_checkpoint", "quantize_checkpoint", "evaluate_quantized", *by_name}
     for path in (home / "store" / "manifests").glob("*.json"):
         if json.loads(path.read_text())["identity"]["step"] in steps:
             path.unlink()
@@ -254,8 +255,11 @@ def test_evaluation_and_release_as_jobs_by_ssh_have_the_digests_of_this_machine_
         again = glm46("run", str(scale), "--json", home=home)
         killed.join()
     assert again.exit_code == 0, again.stderr
-    evaluated = {name for name in first.digests if name.startswith("evaluate ")}
-    assert set(again.computed) == evaluated | steps - {"evaluate_checkpoint"} and len(evaluated) == 4
+    formats = load_scale("micro").release.recipe.quantized_formats
+    named = {name for name in first.digests if name.startswith(("evaluate ", "quantize "))} - {
+        "evaluate pairs reward_model"
+    }
+    assert set(again.computed) == named | by_name and len(named) == 4 + 2 * len(formats)
     assert "was lost: rank 0 was killed (SIGKILL)" in again.stdout + again.stderr
     assert again.digests == {name: digest for name, digest in first.digests.items() if name in again.digests}
     assert again.outcome["digest"] == first.outcome["digest"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,8 +65,7 @@ def test_a_training_rank_takes_its_gpu_before_anything_allocates_and_keeps_the_c
     monkeypatch.setattr(deepspeed, "init_distributed", lambda: None)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: pytest.fail("a setting of CPUs"))
-    job = SimpleNamespace(resources=SimpleNamespace(device="cuda"), recipe=SimpleNamespace(num_threads=1))
-    configure_process(job)  # pyright: ignore[reportArgumentType]
+    configure_process("cuda", num_threads=1)
     assert events == [2, 6]
 
 

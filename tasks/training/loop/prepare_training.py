@@ -23,6 +23,7 @@ from model.formats.checkpoint_names import checkpoint_shapes
 from model.formats.hf_checkpoint import is_reward_model, read_config
 from model.optimizer.optimizer import build_optimizer
 from tasks.training.loop.critic_training import start_critic
+from tasks.training.parallel.compiled_layers import compile_layers, refuse_wrong_gradients
 from tasks.training.parallel.control import on_first_rank
 from tasks.training.parallel.deepspeed_config import deepspeed_config
 from tasks.training.parallel.expert_parallel import divide_experts
@@ -67,7 +68,10 @@ def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
     trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
     if isinstance(recipe.objective, PpoObjective):
         trainable = replace(trainable, critic=_build_critic(job, ranks))
-    return trainable, restore_state(job, trainable, shapes)
+    position = restore_state(job, trainable, shapes)
+    if resources.compile_layers:
+        refuse_wrong_gradients(model, resources.micro_batch_sequences, recipe.sequence_length)
+    return trainable, position
 
 
 def _build_critic(job: TrainingJob, ranks: Ranks) -> Trainable:
@@ -86,6 +90,8 @@ def divide_model(model: Glm4Moe, ranks: Ranks, resources: TrainingResources) -> 
     divide_matrices(model, ranks)
     divide_experts(model, ranks, is_overlapped=resources.overlap_shared_expert)
     divide_stages(model, ranks)
+    if resources.compile_layers:
+        compile_layers(model)
     recompute_activations(model, resources.recompute, resources.recompute_every_layers)
     if is_frozen(model) and ranks.pipeline.rank == 0:
         # ZeRO 3 gathers a layer's weights for its backward pass only where its input has a gradient.

@@ -10,8 +10,8 @@ import sys
 import torch
 import torch.distributed as dist
 
+from configs.schema import Device
 from model.device import open_device
-from tasks.training.state.job import TrainingJob
 
 
 class Interruption:
@@ -30,10 +30,10 @@ class Interruption:
         return self.is_asked
 
 
-def configure_process(job: TrainingJob) -> None:
-    """The rank's device, fixed threads, deterministic kernels, process group, quiet libraries."""
-    if open_device(job.resources.device).type == "cpu":
-        torch.set_num_threads(job.recipe.num_threads)
+def configure_process(device: Device, num_threads: int) -> None:
+    """The rank's device, fixed threads of a CPU, deterministic kernels, process group, quiet libraries."""
+    if open_device(device).type == "cpu":
+        torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(True)
     # With NaN, as deterministic algorithms would: it costs time, and nothing here reads such memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]

@@ -46,7 +46,29 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
         reasons += unserved_rollouts(recipe, recipe.objective, resources)
     if recipe.reads_pairs:
         reasons += untrainable_pairs(recipe, resources)
+    if resources.compile_layers:
+        reasons += uncompiled_layers(recipe, resources)
     return [*reasons, *refuse_no_smaller_world(recipe, resources)]
+
+
+def uncompiled_layers(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
+    """Every reason against compiling the layers: what divides a layer into several graphs, or was not seen to work."""
+    reasons = [
+        f"{axis} {getattr(resources, axis)} exchanges data inside layers: set {axis} to 1"
+        for axis in MODEL_AXES
+        if getattr(resources, axis) > 1
+    ]
+    if resources.device == "cpu":
+        reasons.append("a CPU gains nothing: set device to cuda")
+    if recipe.dtype == "float32":
+        reasons.append("torch compiles grouped products only of bfloat16: set dtype to bfloat16")
+    if resources.zero_stage == 3:
+        reasons.append("zero_stage 3 gathers weights inside layers: set zero_stage to 2 or less")
+    if resources.recompute == "selective":
+        reasons.append("recompute selective computes parts of layers again: set it to none or full")
+    if recipe.adapter.kind != "none":
+        reasons.append(f"adapter.kind {recipe.adapter.kind} was not tried: set it to none")
+    return [f"compile_layers: {reason}, or compile_layers to false" for reason in reasons]
 
 
 def untrainable_policy(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
