@@ -247,8 +247,8 @@ def peak_flops(given: argparse.Namespace) -> float:
     return known[0] * 1e12
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure both and print the result."""
+def make_parser() -> argparse.ArgumentParser:
+    """The options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=tuple(SIZES), default="3b")
@@ -263,6 +263,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the layers of both models"
     )
     parser.add_argument(WRITE_FLAG, action="store_true", help="store the result in benchmarks/results/")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure both and print the result."""
+    parser = make_parser()
     given = parser.parse_args(arguments)
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error(
