@@ -12,7 +12,6 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-import torch._inductor.config
 from torch import Tensor
 from torch.func import functional_call
 
@@ -32,6 +31,8 @@ LEAST_NORM = 1e-3
 def compile_layers(model: Glm4Moe) -> None:
     """Change the layers of a model in place, and the chunks of its loss. Comes before activations are recomputed, so
     that a whole layer is computed again by its compiled self."""
+    import torch._inductor.config  # a second, of which ranks on CPUs have no use
+
     torch._inductor.config.deterministic = True  # no timing decides how sums are ordered
     for layer in model.model.layers:
         if isinstance(layer, DecoderLayer):
