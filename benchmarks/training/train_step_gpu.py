@@ -90,15 +90,17 @@ class Measured(NamedTuple):
 
 
 def our_loss(
-    recipe: ModelRecipe, device: torch.device, *, compiles: bool
+    recipe: ModelRecipe, device: torch.device, given: argparse.Namespace
 ) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    """Raises ValueError where compiled layers have another gradient."""
     from model.architecture.transformer import Glm4Moe
-    from tasks.training.parallel.compiled_layers import compile_layers
+    from tasks.training.parallel.compiled_layers import compile_layers, refuse_wrong_gradients
 
     with device:
         model = Glm4Moe(recipe).bfloat16()
-    if compiles:
+    if given.compile:
         compile_layers(model)
+        refuse_wrong_gradients(model, given.sequences, SIZES[given.size][1])
 
     def loss(token_ids: Tensor) -> Tensor:
         losses = model(token_ids[:, :-1], target_ids_BT=token_ids[:, 1:]).losses
@@ -109,7 +111,7 @@ def our_loss(
 
 
 def their_loss(
-    recipe: ModelRecipe, device: torch.device, *, compiles: bool
+    recipe: ModelRecipe, device: torch.device, given: argparse.Namespace
 ) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
@@ -117,7 +119,7 @@ def their_loss(
     with device:
         config = Glm4MoeConfig(**fields, attn_implementation="sdpa")  # pyright: ignore[reportCallIssue]
         model = Glm4MoeForCausalLM(config).bfloat16()
-    if compiles:
+    if given.compile:
         for layer in model.model.layers:
             layer.compile()
 
@@ -136,7 +138,7 @@ def measure(build: Build, recipe: ModelRecipe, length: int, given: argparse.Name
     """The median step after the warm-up ones, in which the layers are compiled."""
     device = torch.device(given.device)
     torch.manual_seed(46)
-    model, loss_of = build(recipe, device, compiles=given.compile)
+    model, loss_of = build(recipe, device, given)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     token_ids = torch.randint(recipe.vocab_size, (given.sequences, length + 1), device=device)
 
@@ -151,7 +153,7 @@ def measure(build: Build, recipe: ModelRecipe, length: int, given: argparse.Name
 
 
 def measure_training(recipe: ModelRecipe, length: int, given: argparse.Namespace) -> Measured:
-    """Of take_step on a single rank. Compiled layers have the plain code's gradients, or it raises ValueError."""
+    """Of take_step on a single rank; raises ValueError as our_loss does."""
     with tempfile.TemporaryDirectory() as directory:
         own = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DS_ACCELERATOR": given.device}
         own["GLM46_RENDEZVOUS"] = f"{directory}/ranks"
