@@ -2,9 +2,9 @@
 
 Nothing is measured. The passes of benchmarks.training.train_step_gpu's model and Muon's update run on the device
 `meta`, on the branches of an accelerator, without torch.compile; each operation's FLOPs and the bytes of the tensors
-that it takes and gives are counted. An operation takes the longer of its FLOPs at MATRIX_SHARE of peak and its bytes at
-MEMORY_SHARE of the memory's rate (tasks/training/plan/machine.py, assumed). All take the sum, or their launches on the
-host where those take longer. `ours` is the share of peak that follows for the passes; a step adds one update to the
+that it takes and gives are counted. An operation takes the longer of its FLOPs at a share of peak and its bytes at a
+share of the memory's rate (tasks/training/plan/machine.py, measured on an H200). All take the sum, or their launches on
+the host where those take longer. `ours` is the share of peak that follows for the passes; a step adds one update to the
 passes of all its micro-batches.
 """
 
@@ -27,11 +27,14 @@ from configs.schema import ModelRecipe
 from model.architecture.counts import training_flops_per_token
 from model.architecture.transformer import Glm4Moe
 from model.optimizer.optimizer import build_optimizer
-from tasks.training.plan.machine import H100, MATRIX_SHARE, MEMORY_SHARE
+from tasks.training.plan.machine import ATTENTION_SHARE, H100, MATRIX_SHARE, MEMORY_SHARE
 
 RECIPE, NUM_ROWS, LENGTH = LARGE, 4, 4096
 LAUNCH_SECONDS = 5e-6
 """Assumed: what the host takes to launch an operation without torch.compile or CUDA graphs."""
+ATTENTION_COUNTED = 7 / 3
+"""FLOPs of the operations of attention over those of the formula, as which its share of peak is stated: they count the
+scores that are computed again, and positions that are not seen."""
 PRODUCTS = ("mm", "attn")
 """In the names of operations whose time is that of products."""
 META = torch.device("meta")
@@ -60,7 +63,8 @@ class Counted(TorchDispatchMode):
         self.launches[name] += 1
         self.num_bytes[name] += num_bytes
         self.flops[name] += flops
-        peak = PEAK_TFLOPS["H100"] * 1e12 * MATRIX_SHARE
+        share = ATTENTION_SHARE * ATTENTION_COUNTED if "attn" in name or "attention" in name else MATRIX_SHARE
+        peak = PEAK_TFLOPS["H100"] * 1e12 * share
         self.seconds += max(flops / peak, num_bytes / (H100.memory_bytes_per_second * MEMORY_SHARE))
         return result
 

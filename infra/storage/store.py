@@ -178,12 +178,15 @@ class Store(ManifestStore):
         """A step's artifact and whether it was there already; `say` gets a message while another process computes
         it, and the step's own sentences. `turn` is held while the step runs."""
         key = step_key(identity)
-        artifact = self.find(step, key)
-        if artifact is not None:
+        artifact, work_dir = self.find(step, key), self.home.work_dir(key)
+        if artifact is not None and not work_dir.exists():
             return artifact, True
         with self.locked(key, say) as lease:
             artifact = self.find(step, key)
             if artifact is not None:
+                if work_dir.exists():  # a run was killed right after its commit
+                    self._discard_abandoned(key, work_dir)
+                    shutil.rmtree(work_dir)
                 return artifact, True
 
             def report_while_held(progress: Progress) -> None:

@@ -179,7 +179,7 @@ def _losses(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Seque
     for name, key, colour in (("next token", "lm", "accent"), ("token after it (MTP)", "mtp", "second")):
         for _, span, metrics in trained:
             points = _points(span, metrics, key)
-            if REWARD not in metrics[0] and any(value for _, value in points):
+            if not _sampled_lines(metrics) and any(value for _, value in points):
                 lines.append(Line(name, points, colour, width=2 if key == "lm" else 1.4))
     return heading("Loss") + curves("tokens", "cross-entropy, nats per token", lines, spans) if lines else ""
 
@@ -225,15 +225,20 @@ def _loads(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequen
 def _rewards(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> str:
     parts = []
     for phase, _, metrics in trained:
-        if REWARD in metrics[0]:
-            points = [(line["step"], line[REWARD]) for line in metrics]
+        if rewarded := _sampled_lines(metrics):
+            points = [(line["step"], line[REWARD]) for line in rewarded]
             lines = [
                 Line("per step", points, "soft", 1, 0.7),
                 Line(f"mean of {SMOOTHED_STEPS} steps", _smoothed(points), "accent", 2),
             ]
             drawn = curves("steps", "mean reward of sampled answers", lines)
-            parts += [heading(f"Reward of {phase.name}"), drawn, _reward_parts(metrics), samples(phase.checkpoint)]
+            parts += [heading(f"Reward of {phase.name}"), drawn, _reward_parts(rewarded), samples(phase.checkpoint)]
     return "".join(parts)
+
+
+def _sampled_lines(metrics: Metrics) -> Metrics:
+    """The lines of steps that sampled answers: one that is passed over after a spike has none."""
+    return [line for line in metrics if REWARD in line]
 
 
 def _reward_parts(metrics: Metrics) -> str:

@@ -146,7 +146,7 @@ def train(training: Training, interruption: Interruption) -> None:
         refuse_constant_rewards(recipe, training.position)
         measured = _measure(training) if is_due(recipe, plan) and training.held_out is not None else None
         if training.record is not None:
-            if is_taken or training.position.policy is not None or measured is not None:
+            if is_taken or data.metrics or measured is not None:
                 training.record.taken(training.position, plan, data, result, measured)
             else:
                 training.record.passed_over(training.position)

@@ -206,6 +206,21 @@ def test_locks_and_work_directories_go_when_nobody_needs_them(store):
     assert not list(store.home.work_root.iterdir())
 
 
+def test_what_a_run_left_that_was_killed_right_after_its_commit_goes_with_the_next_that_finds_it(store):
+    def find() -> tuple[types.SimpleNamespace, bool]:
+        identity = write_numbers.identity(None, {})
+        return store.find_or_compute(write_numbers, identity, lambda output: write_numbers(output=output), print, print)
+
+    committed, _ = find()
+    work_dir = store.home.work_dir(committed.key)
+    work_dir.mkdir()
+    (work_dir / "attempt").write_text(committed.manifest.attempt)
+    (store.home.work_root / f"{committed.key}.lock").touch()
+    found, was_there = find()
+    assert was_there and found.digest == committed.digest and found.path("numbers/part-00000.txt").exists()
+    assert not list(store.home.work_root.iterdir())
+
+
 def test_of_many_who_want_one_lock_one_holds_it_at_a_time(store):
     inside, most, waited = [], [], []
 

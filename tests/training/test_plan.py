@@ -268,7 +268,7 @@ def test_the_source_documents_topology_is_refused_for_each_of_its_reasons():
     )
     phases = (FULL.phases[0].model_copy(update={"resources": resources}), *FULL.phases[1:])
     plan = plan_training(FULL.model_copy(update={"phases": phases}))
-    assert len(plan.phases[0].impossible) == 1 and data_parallel(resources) == 64
+    assert len(plan.phases[0].impossible) == 1 and data_parallel(resources) == 128
     described = plan.describe()
     assert "zero_stage 3 with pipeline_parallel 16" in described
     # 92 layers on 16 stages, which public recipes of stages of one depth fail on, are no reason.

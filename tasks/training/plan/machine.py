@@ -1,6 +1,7 @@
-"""What a rank of a cluster can do, for plans: rates from data sheets and papers, and shares that are assumed.
+"""What a rank of a cluster can do, for plans: rates from data sheets and papers, shares of them that were measured on
+one H200 (docs/scale.md, Measured) or are assumed.
 
-None of these was measured by this project. `peak_flops_per_second` and memory are settings of a phase.
+`peak_flops_per_second` and memory are settings of a phase.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ H800 = Machine("H800", 160e9, 50e9, 3.35e12)
 MACHINES = {machine.name.lower(): machine for machine in (H100, H800)}
 
 MATRIX_SHARE = 0.7
-"""Assumed: matrix products run at this share of peak. FlashAttention-3 reaches 0.75 in attention's (arXiv
-2407.08608)."""
-MEMORY_SHARE = 0.8
-"""Assumed: of the memory's rate, in kernels that only read and write."""
+"""Of peak, of matrix products but attention's: 0.69 was measured."""
+ATTENTION_SHARE = 0.19
+"""Of peak, of attention's FLOPs as training_flops_per_token counts them: measured, with torch's FlashAttention 2, which
+computes the scores again, and deterministic algorithms. FlashAttention 3 reaches 0.75 of peak (arXiv 2407.08608)."""
+MEMORY_SHARE = 0.5
+"""Of the memory's rate, of what is read and written beside products: 0.46 was measured in passes whose layers are not
+compiled, 0.63 in Muon's update."""
 LINK_SHARE = 0.8
 """Assumed: of a link's rate, in collectives of many megabytes."""
 MEMORY_USED = 0.9

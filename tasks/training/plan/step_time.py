@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from configs.schema import ModelRecipe, TrainingRecipe, TrainingResources
 from model.architecture.counts import count_parameters, four_bit_bytes
 from tasks.training.plan.activation_memory import layer_bytes_per_token
-from tasks.training.plan.machine import LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Machine
+from tasks.training.plan.machine import ATTENTION_SHARE, LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Machine
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.pipeline_stages import stage_layers
 from tasks.training.plan.rank_memory import four_bit_matrices, stage_parts
@@ -26,8 +26,11 @@ rotation, gates, sorting, sums, conversions, each a kernel of its own."""
 TRAFFIC_PER_LOGIT = 67.0
 """Likewise at the unembedding, per position and entry of the vocabulary."""
 FLOAT32_BYTES = 4
-UPDATE_BYTES = 22
-"""Read and written per element of a partition by Muon: gradient, momentum, direction, master, weight."""
+UPDATE_BYTES = 105
+"""Read and written per element of a partition by Muon beside its products: counted, as the traffic of layers."""
+GRADIENT_BYTES = 20
+"""Read and written per element and micro-batch where bfloat16 gradients are summed in float32; without ZeRO weights are
+converted too."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,12 @@ def step_time(
     flops = phase_flops_per_token(recipe, attended_tokens, recipe.adapter.kind != "none")
     again = _recomputed_share(model, resources, attended_tokens)
     passes = 2 + (3 * again > 0.5)  # forward, backward, and forward again where layers are recomputed
-    peak = resources.peak_flops_per_second * MATRIX_SHARE
-    matrices = fullest * flops * (1 + again) * tokens / (tensor * context * stages) / peak
+    attention = flops - phase_flops_per_token(recipe, 0, recipe.adapter.kind != "none")
+    at_peak = (flops - attention) / MATRIX_SHARE + attention / ATTENTION_SHARE  # per token
+    matrices = fullest * at_peak * (1 + again) * tokens / (tensor * context * stages) / resources.peak_flops_per_second
+    held = max(sum(elements for elements, _ in parts) for parts in _held_parts(recipe, resources))
     elementwise = _traffic(recipe, resources, element) * own_tokens * fullest / stages * (1 + again)
-    elementwise += passes * _whole_again(recipe, element)
+    elementwise += passes * _whole_again(recipe, element) + GRADIENT_BYTES * held
     elementwise /= machine.memory_bytes_per_second * MEMORY_SHARE
     in_node = machine.node_bytes_per_second * LINK_SHARE
     outside = machine.network_bytes_per_second * LINK_SHARE
@@ -176,6 +181,28 @@ def _experts_traffic(resources: TrainingResources, machine: Machine) -> tuple[fl
     return outside + inside, seconds
 
 
+def _held_parts(recipe: TrainingRecipe, resources: TrainingResources) -> list[list[tuple[float, int]]]:
+    """Per pipeline stage the trained elements of a rank, and how many ranks hold the same."""
+    layers = stage_layers(recipe.model, resources.pipeline_parallel)
+    replicas = data_parallel(resources) * resources.context_parallel
+    over = {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}
+    among_experts = replicas * resources.tensor_parallel // resources.expert_parallel
+    return [
+        [
+            (part.trained / over[part.divided_over], among_experts if part.divided_over == "expert" else replicas)
+            for part in stage_parts(
+                recipe,
+                recipe.model,
+                own,
+                is_first=number == 0,
+                is_last=number == len(layers) - 1,
+                is_scored=recipe.is_scored,
+            )
+        ]
+        for number, own in enumerate(layers)
+    ]
+
+
 def _update(
     recipe: TrainingRecipe, resources: TrainingResources, machine: Machine, element: int, num_batches: int, passes: int
 ) -> tuple[float, float]:
@@ -185,26 +212,10 @@ def _update(
     per_element = 2 * FLOAT32_BYTES + element * (zero > 0)
     if zero >= 2:
         per_element = FLOAT32_BYTES * num_batches + element * (1 if zero == 2 else num_batches * passes)
-    layers = stage_layers(recipe.model, resources.pipeline_parallel)
-    replicas = data_parallel(resources) * resources.context_parallel
     sent = seconds = 0.0
-    for number, own in enumerate(layers):
-        parts = stage_parts(
-            recipe,
-            recipe.model,
-            own,
-            is_first=number == 0,
-            is_last=number == len(layers) - 1,
-            is_scored=recipe.is_scored,
-        )
-        bytes_sent = elements = 0.0
-        for part in parts:
-            over = {"tensor": resources.tensor_parallel, "expert": resources.expert_parallel, "nothing": 1}
-            is_expert = part.divided_over == "expert"
-            among = replicas * resources.tensor_parallel // resources.expert_parallel if is_expert else replicas
-            held = part.trained / over[part.divided_over]
-            bytes_sent += held * per_element * (among - 1) / among
-            elements += held / (among if resources.zero_stage else 1)
+    for parts in _held_parts(recipe, resources):
+        bytes_sent = sum(held * per_element * (among - 1) / among for held, among in parts)
+        elements = sum(held / (among if zero else 1) for held, among in parts)
         # Muon's five steps cost about 20 products per element and unit of a matrix' short side.
         side = min(recipe.model.moe_intermediate_size, recipe.model.hidden_size)
         products = 20 * side * elements * (recipe.optimizer.kind == "muon")

@@ -162,7 +162,7 @@ def test_what_no_setting_mends_and_what_runs_on_cpus_says_so(tmp_path):
 def test_a_search_says_where_the_configured_setting_is_the_best():
     phase = SCALED.phases[0]
     recipe, prices = SCALED.training_recipe(phase), load_prices("guide")
-    slow = phase.resources.model_copy(update={"context_parallel": 1, "recompute": "full"})
+    slow = phase.resources.model_copy(update={"context_parallel": 2, "recompute": "full"})
     first, _ = choose_setting("pretrain_general", recipe, slow, 4096, H100, prices)
     assert first is not None and len(first.settings) == 2
     values = dict(setting.rpartition(".")[2].split("=") for setting in first.settings)

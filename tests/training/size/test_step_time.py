@@ -3,18 +3,20 @@ against what it starts from, and the page that shows them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from benchmarks.training.roofline import count_passes
+from benchmarks.training.roofline import count_passes, count_update
 from benchmarks.training.train_step_gpu import LARGE
 from configs.load import load_scale
 from docs.draw_scale import PAGE, drawn, s0_topology
-from model.architecture.counts import training_flops_per_token
+from model.architecture.counts import count_parameters, training_flops_per_token
 from tasks.training.plan.activation_memory import layer_bytes_per_token
 from tasks.training.plan.machine import H100, H800, LINK_SHARE, MEMORY_USED
 from tasks.training.plan.plan_training import attended_tokens
 from tasks.training.plan.search import evaluate, find_topology
-from tasks.training.plan.step_time import TRAFFIC_PER_LOGIT, TRAFFIC_PER_SAVED_BYTE, step_time
+from tasks.training.plan.step_time import TRAFFIC_PER_LOGIT, TRAFFIC_PER_SAVED_BYTE, UPDATE_BYTES, step_time
 from tasks.training.plan.topology import impossible_topology
 
 ROWS, LENGTH = 2, 2048
@@ -40,6 +42,32 @@ def test_traffic_beside_products_is_that_of_counted_operations():
     logits = ROWS * LENGTH * LARGE.vocab_size
     per_logit = (counted[0].traffic - per_saved * saved[0]) / logits
     assert per_logit == pytest.approx(TRAFFIC_PER_LOGIT, rel=0.3)
+
+
+def test_an_update_reads_and_writes_what_is_counted():
+    model = LARGE.model_copy(update={"num_hidden_layers": 4})
+    assert count_update(model).traffic / count_parameters(model).total == pytest.approx(UPDATE_BYTES, rel=0.1)
+
+
+def test_the_shares_of_peak_are_those_of_the_measured_step():
+    """One H200, 3.35 B parameters with the MTP layer, ZeRO 1, 8 micro-batches of 4 x 4,096 tokens: 3.915 s."""
+    tokens = 8 * 4 * 4096
+    recipe, resources, _ = phase_of("tiny")
+    course = recipe.course.model_copy(update={"start_batch_tokens": tokens, "peak_batch_tokens": tokens})
+    measured = {
+        "model": LARGE.model_copy(update={"num_nextn_predict_layers": 1}),
+        "dtype": "bfloat16",
+        "sequence_length": 4096,
+        "num_tokens": 4 * tokens,
+        "course_num_tokens": 4 * tokens,
+        "course": course,
+    }
+    own = {"device": "cuda", "zero_stage": 1, "micro_batch_sequences": 4, "peak_flops_per_second": 9.89e14}
+    h200 = replace(H100, memory_bytes_per_second=4.8e12)
+    step = step_time(recipe.model_copy(update=measured), resources.model_copy(update=own), 4096, h200)
+    assert step.seconds == pytest.approx(3.915, rel=0.03) and step.mfu == pytest.approx(0.252, rel=0.03)
+    assert step.update == pytest.approx(0.237, rel=0.05)
+    assert step.matrices / 8 == pytest.approx(0.155 + 0.084, rel=0.03)
 
 
 def test_counted_products_are_those_of_the_formula():
