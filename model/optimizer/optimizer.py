@@ -12,7 +12,7 @@ momenta of whole matrices on every rank, and it overwrites the gradients with up
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +82,25 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate * group["rate_ratio"]
 
 
+def largest_of(tensors: Sequence[Tensor]) -> int:
+    """What `batches` takes for a list of its own."""
+    return max((tensor.numel() for tensor in tensors), default=0)
+
+
+def batches(tensors: Sequence[Tensor], max_elements: int) -> Iterator[list[Tensor]]:
+    """Neighbours of at most so many elements together, so that a list needs no more memory than the largest tensor; on
+    a CPU, which gains nothing, each by itself."""
+    batch: list[Tensor] = []
+    for tensor in tensors:
+        is_full = tensor.device.type == "cpu" or sum(map(torch.numel, batch)) + tensor.numel() > max_elements
+        if batch and is_full:
+            yield batch
+            batch = []
+        batch.append(tensor)
+    if batch:
+        yield batch
+
+
 class Muon(torch.optim.Optimizer):
     """Groups with `is_muon` take momentum steps along orthogonal matrices, the others AdamW's. State under DeepSpeed's
     names: `momentum_buffer`, or `exp_avg`, `exp_avg_sq` and `step`."""
@@ -108,7 +127,8 @@ class Muon(torch.optim.Optimizer):
             if group["is_muon"]:
                 self._step_muon(parameters, group["lr"], group["weight_decay"])
             else:
-                self._step_adam(parameters, group["lr"], group["weight_decay"])
+                for batch in batches(parameters, largest_of(parameters)):
+                    self._step_adam(batch, group["lr"], group["weight_decay"])
 
     def ensure_state(self, parameter: Tensor, *, use_muon: bool) -> dict[str, Any]:
         """The parameter's state, zeros before its first step."""
@@ -121,22 +141,22 @@ class Muon(torch.optim.Optimizer):
         return state
 
     def _step_muon(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> None:
-        if not parameters:
-            return
-        buffers = [self.ensure_state(parameter, use_muon=True)["momentum_buffer"] for parameter in parameters]
-        momenta = [buffer.float() for buffer in buffers]
-        directions = [parameter.grad.float() for parameter in parameters if parameter.grad is not None]
-        LISTS._foreach_lerp_(momenta, directions, 1 - self.recipe.muon_momentum)
-        if self.state_dtype != torch.float32:
-            LISTS._foreach_copy_(buffers, momenta)
-        LISTS._foreach_lerp_(directions, momenta, self.recipe.muon_momentum)  # Nesterov's, in the gradient's place
-        updates = self.orthogonalize(parameters, directions)
-        LISTS._foreach_mul_(parameters, 1 - learning_rate * weight_decay)
-        LISTS._foreach_add_(parameters, updates, alpha=-learning_rate)
+        directions: list[Tensor] = []
+        for batch in batches(parameters, largest_of(parameters)):
+            buffers = [self.ensure_state(parameter, use_muon=True)["momentum_buffer"] for parameter in batch]
+            momenta = [buffer.float() for buffer in buffers]
+            gradients = [parameter.grad.float() for parameter in batch if parameter.grad is not None]
+            LISTS._foreach_lerp_(momenta, gradients, 1 - self.recipe.muon_momentum)
+            if self.state_dtype != torch.float32:
+                LISTS._foreach_copy_(buffers, momenta)
+            LISTS._foreach_lerp_(gradients, momenta, self.recipe.muon_momentum)  # Nesterov's, in the gradient's place
+            directions += gradients
+        if parameters:
+            updates = self.orthogonalize(parameters, directions)
+            LISTS._foreach_mul_(parameters, 1 - learning_rate * weight_decay)
+            LISTS._foreach_add_(parameters, updates, alpha=-learning_rate)
 
     def _step_adam(self, parameters: list[Tensor], learning_rate: float, weight_decay: float) -> None:
-        if not parameters:
-            return
         states = [self.ensure_state(parameter, use_muon=False) for parameter in parameters]
         for state in states:
             state["step"] += 1

@@ -8,7 +8,14 @@ from torch import nn
 from configs.schema import OptimizerRecipe
 from model.architecture.transformer import Glm4Moe
 from model.optimizer.newton_schulz import orthogonalize
-from model.optimizer.optimizer import build_optimizer, is_decayed_matrix, is_router, set_learning_rate
+from model.optimizer.optimizer import (
+    batches,
+    build_optimizer,
+    is_decayed_matrix,
+    is_router,
+    largest_of,
+    set_learning_rate,
+)
 from tests.support.model_recipes import GLM46
 
 RECIPE = OptimizerRecipe(
@@ -238,3 +245,13 @@ def test_routers_and_what_is_no_matrix_have_rates_of_their_own():
         assert rates[id(parameter)] == expected, name
         assert parameter.equal(before[name]) is is_router(name), name
     assert any(is_router(name) for name in before)
+
+
+def test_an_accelerator_takes_lists_that_are_no_larger_than_the_largest_tensor_and_a_cpu_none():
+    sizes = (3, 8, 2, 2, 5, 1)
+    on_cpu = [torch.empty(size) for size in sizes]
+    assert [len(batch) for batch in batches(on_cpu, largest_of(on_cpu))] == [1] * 6
+    elsewhere = [torch.empty(size, device="meta") for size in sizes]
+    taken = list(batches(elsewhere, largest_of(elsewhere)))
+    assert [[tensor.numel() for tensor in batch] for batch in taken] == [[3], [8], [2, 2], [5, 1]]
+    assert list(batches([], largest_of([]))) == []

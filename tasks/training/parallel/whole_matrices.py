@@ -8,14 +8,14 @@ same: tensor ranks of one copy put a matrix together for one of them, and the re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from model.optimizer.optimizer import Muon
+from model.optimizer.optimizer import Muon, batches, largest_of
 from tasks.training.parallel.matrix_homes import Homes, Matrix, Part, find_homes
 from tasks.training.parallel.partitions import Piece
 from tasks.training.parallel.ranks import Axis, Ranks
@@ -60,17 +60,16 @@ class WholeMatrices:
     def _update_alone(self, items: list[Item]) -> None:
         """Matrices of which no other rank holds a part. An accelerator computes those of one shape together, up to the
         size of the largest: each product is too small for it, and the host could not launch them fast enough."""
-        by_shape: dict[tuple[int, ...], list[Item]] = {}
-        for item in items:
-            by_shape.setdefault(tuple(item[0].shape[-2:]), []).append(item)
-        is_cpu = self.device.type == "cpu"
-        max_elements = 0 if is_cpu else max((direction.numel() for _, direction in items), default=0)
+        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
+        for piece, direction in items:
+            by_shape.setdefault(tuple(piece.shape[-2:]), []).append(direction)
+        max_elements = largest_of([direction for _, direction in items])
         for shape, alike in by_shape.items():
-            for batch in _batches(alike, max_elements):
-                wholes = [direction.to(self.device).view(-1, *shape) for _, direction in batch]
+            for batch in batches(alike, max_elements):
+                wholes = [direction.to(self.device).view(-1, *shape) for direction in batch]
                 joined = wholes[0] if len(wholes) == 1 else torch.cat(wholes)
                 updates = self.optimizer.scaled_polar_factor(joined).split([whole.shape[0] for whole in wholes])
-                for (_, direction), update in zip(batch, updates, strict=True):
+                for direction, update in zip(batch, updates, strict=True):
                     direction.copy_(update.reshape(-1))
 
     def _group_of(self, piece: Piece) -> Axis:
@@ -168,18 +167,6 @@ class WholeMatrices:
             dist.scatter(result, parts, src=tensor.ranks[owner % tensor.size], group=tensor.group)
         if replicas.size > 1:
             dist.broadcast(result, src=replicas.ranks[owner // tensor.size], group=replicas.group)
-
-
-def _batches(items: list[Item], max_elements: int) -> Iterator[list[Item]]:
-    """Neighbours of at most so many elements together, at least one."""
-    batch: list[Item] = []
-    for item in items:
-        if batch and sum(direction.numel() for _, direction in (*batch, item)) > max_elements:
-            yield batch
-            batch = []
-        batch.append(item)
-    if batch:
-        yield batch
 
 
 def _tensor_shard(piece: Piece) -> Shard | None:
