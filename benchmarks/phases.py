@@ -134,7 +134,8 @@ def measure(home_dir: Path, scale: str, seeds: range, with_controls: bool = Fals
         outcome = run_phases(scale_file, phases[-1], home_dir)
         store = LocalStore(home.store_dir, home)
         keys = {stage["name"]: stage["key"] for stage in outcome["stages"]}
-        for phase in (phase for phase in phases if f"gate {phase}" in keys):
+        # A reward model is judged by pairs, not by items before and after it.
+        for phase in (phase for phase in phases if {f"gate {phase}", f"evaluate {phase}"} <= keys.keys()):
             decision = store.find(decide_gate, keys[f"gate {phase}"])
             evaluation = store.find(evaluate_checkpoint, keys[f"evaluate {phase}"])
             assert decision is not None and evaluation is not None, keys

@@ -69,7 +69,7 @@ LONG_TOYS: dict[str, Toy] = {
     "training.drafts": ("--rounds 1 --new-tokens 8", {"SIZES": {"nightly": {}}}),
     "training.forgetting": ("--steps 1", {}),
     "training.generate_llama": ("--rounds 1 --new-tokens 4", {"BATCHES": (1, 2)}),
-    "goodput": ("--tokens 409600 --compression 1500", {}),
+    "goodput": ("--tokens 409600 --compression 600", {}),  # a kill each 19 s: a busy machine must save between two
     "kills": ("--scale micro --kills 3 --mean-seconds 10", {}),
     "data.language_id": ("--sentences 3", {}),
     "data.ngram_model": ("", {"MAX_TEXTS": 40, "ROUNDS": 1}),
