@@ -39,7 +39,7 @@ PROCESSES = {
     "rank": "tasks.training.worker",
     "supervisor": "infra.jobs.supervisor",
     "java": "org.apache.spark",
-    "spark worker": "pyspark.daemon",
+    "spark worker": "infra.machine.python_daemon",
     "prefect": "prefect.server",
     "mlflow": "mlflow.server",
     "model server": "infra.serving.model_server",

@@ -27,7 +27,7 @@ SEED = int(os.environ.get("GLM46_KILL_SEED", "46"))
 KILLS = (
     ("main", "before a commit", 40, False),
     ("java", "before a commit", 8, False),
-    ("spark worker", "after a commit", 5, False),  # later steps have none
+    ("spark worker", "after a commit", 8, False),
     ("main", "after a commit", 50, True),
     ("main", "before an alias move", 6, True),
     ("main", "after an alias move", 7, True),
