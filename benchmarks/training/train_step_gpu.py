@@ -8,7 +8,8 @@ cross-entropy without the full logits, layers compiled. Peer: Glm4MoeForCausalLM
 layer and the router's balancing, which transformers does not have, are left out.
 
 `training` is a step as the worker takes it, with what the others leave out: the MTP layer, balancing, float32 masters
-below DeepSpeed, Muon, gradients summed over micro-batches of 4 sequences, deterministic algorithms.
+below DeepSpeed, Muon, gradients summed over micro-batches, kernels that add in one order (--no-deterministic goes
+without).
 
 Without a GPU its whole path is walked at toy size: `--device cpu --size toy --peak-tflops 0.2 --no-compile`.
 """
@@ -160,7 +161,7 @@ def measure_training(recipe: ModelRecipe, length: int, given: argparse.Namespace
         os.environ.update(own)  # before DeepSpeed is imported
         from tasks.training.loop.rank_process import configure_process
 
-        configure_process(given.device, torch.get_num_threads())
+        configure_process(given.device, torch.get_num_threads(), given.deterministic)
         try:
             return time_steps(*training_step(recipe, length, given), given)
         finally:
@@ -186,6 +187,7 @@ def training_step(recipe: ModelRecipe, length: int, given: argparse.Namespace) -
                     "zero_stage": 1,
                     "micro_batch_sequences": given.sequences,
                     "compile_layers": given.compile,
+                    "deterministic": given.deterministic,
                     "bucket_elements": BUCKET_ELEMENTS,
                 }
             )
@@ -264,6 +266,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the layers of both models"
     )
+    parser.add_argument(
+        "--deterministic",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let training's kernels add in one order",
+    )
     parser.add_argument(WRITE_FLAG, action="store_true", help="store the result in benchmarks/results/")
     return parser
 
@@ -320,6 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         device=torch.cuda.get_device_name() if given.device == "cuda" else given.device,
         size=given.size,
         is_compiled=given.compile,
+        is_deterministic=given.deterministic,
     )
 
 

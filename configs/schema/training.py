@@ -148,6 +148,9 @@ class TrainingResources(JobResources):
     compile_layers: bool
     """Whether torch.compile fuses what lies between the matrix products of a layer's training pass, on an accelerator.
     Costs a minute when the ranks start."""
+    deterministic: bool
+    """Whether every kernel of an accelerator adds in one order, so that a run repeats its digests; those of CPUs always
+    do. What it costs is in docs/scale.md."""
     overlap_shared_expert: bool
     """Whether the shared expert computes while routed tokens travel; acts where expert_parallel is above 1."""
     peak_flops_per_second: float = Field(gt=0)

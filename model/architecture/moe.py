@@ -51,7 +51,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, None, None]:
         (slots_TK,) = ctx.saved_tensors
-        return F.embedding_bag(slots_TK, grads[0], mode="sum"), None, None
+        return _sum_of_copies(grads[0], slots_TK), None, None
 
 
 class _WeightedGather(torch.autograd.Function):
@@ -60,7 +60,7 @@ class _WeightedGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows_RD: Tensor, weights_TK: Tensor, order_R: Tensor, slots_TK: Tensor) -> Tensor:
         ctx.save_for_backward(rows_RD, weights_TK, order_R, slots_TK)
-        return F.embedding_bag(slots_TK, rows_RD, mode="sum", per_sample_weights=weights_TK)
+        return _sum_of_copies(rows_RD, slots_TK, weights_TK)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
@@ -70,12 +70,56 @@ class _WeightedGather(torch.autograd.Function):
         return grad_RD.mul_(weights_TK.flatten()[order_R].unsqueeze(1)), grad_weights_TK, None, None
 
 
+def _sum_of_copies(rows_RD: Tensor, slots_TK: Tensor, weights_TK: Tensor | None = None) -> Tensor:
+    """out[t] = sum_k weights[t, k] * rows[slots[t, k]], (T, D), added in float32."""
+    if not torch.compiler.is_compiling():
+        return F.embedding_bag(slots_TK, rows_RD, mode="sum", per_sample_weights=weights_TK)
+    # A compiler makes one kernel of this, which takes a ninth of the bag's time on an H200; run as it stands it would
+    # hold every copy in float32.
+    copies_TKD = rows_RD[slots_TK].float()
+    if weights_TK is not None:
+        copies_TKD = copies_TKD * weights_TK.float().unsqueeze(-1)
+    return copies_TKD.sum(1).to(rows_RD.dtype)
+
+
+def writes_by_comparing(tensor: Tensor) -> bool:
+    """Whether what goes to given places is found by comparing or sorting instead of writing there. With deterministic
+    algorithms an accelerator sorts before every such write (0.17 ms in a layer on an H200); a CPU writes."""
+    return tensor.device.type != "cpu"
+
+
+class _Chosen(torch.autograd.Function):
+    """The scores of the chosen experts."""
+
+    @staticmethod
+    def forward(ctx, scores_TE: Tensor, expert_ids_TK: Tensor) -> Tensor:
+        ctx.save_for_backward(expert_ids_TK)
+        ctx.num_experts = scores_TE.shape[1]
+        return scores_TE.gather(1, expert_ids_TK)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
+        (expert_ids_TK,) = ctx.saved_tensors
+        if not writes_by_comparing(expert_ids_TK):
+            zeros_TE = grads[0].new_zeros(expert_ids_TK.shape[0], ctx.num_experts)
+            return zeros_TE.scatter_add_(1, expert_ids_TK, grads[0]), None
+        return (_is_expert(expert_ids_TK, ctx.num_experts) * grads[0].unsqueeze(-1)).sum(1), None
+
+
+def _is_expert(expert_ids: Tensor, num_experts: int) -> Tensor:
+    """(..., E): whether the number is that expert's."""
+    return expert_ids.unsqueeze(-1) == torch.arange(num_experts, device=expert_ids.device)
+
+
 def dispatch(tokens_TD: Tensor, expert_ids_TK: Tensor, num_experts: int) -> Dispatched:
     """Copy every token to its experts' rows and count the rows of each expert."""
     ids_R, order_R = expert_ids_TK.flatten().sort(stable=True)
-    slots_TK = torch.empty_like(order_R)
-    slots_TK[order_R] = torch.arange(order_R.numel(), device=order_R.device)
-    slots_TK = slots_TK.view_as(expert_ids_TK)
+    if writes_by_comparing(order_R):
+        slots_R = order_R.argsort()
+    else:
+        slots_R = torch.empty_like(order_R)
+        slots_R[order_R] = torch.arange(order_R.numel())
+    slots_TK = slots_R.view_as(expert_ids_TK)
     # Not bincount: on a GPU it reads the highest id on the host, which waits for all kernels before it.
     ends_E = torch.searchsorted(ids_R, torch.arange(num_experts, device=ids_R.device), right=True)
     counts_E = ends_E.diff(prepend=ends_E.new_zeros(1))
@@ -152,7 +196,7 @@ class Router(nn.Module):
             self.record(expert_ids_TK)
         if self.replayed_TK is not None:
             expert_ids_TK = torch.where(self.replayed_TK < 0, expert_ids_TK, self.replayed_TK)
-        weights_TK = scores_TE.gather(1, expert_ids_TK)
+        weights_TK = _Chosen.apply(scores_TE, expert_ids_TK)
         if self.norm_topk_prob:
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
         return expert_ids_TK, weights_TK * self.routed_scaling_factor, scores_TE
@@ -247,12 +291,15 @@ def sequence_balance_loss(
         return scores_BTE.new_zeros(())
     num_experts = scores_BTE.shape[-1]
     chosen_BTK = scores_BTE.detach().topk(num_experts_per_tok, dim=-1, sorted=False).indices
-    counts_BE = scores_BTE.new_zeros(scores_BTE.shape[0], num_experts)
-    copies_BTK = torch.ones_like(chosen_BTK, dtype=counts_BE.dtype)
+    copies_BTK = torch.ones_like(chosen_BTK, dtype=scores_BTE.dtype)
     if gaps_BT is not None:
         copies_BTK = copies_BTK.masked_fill(gaps_BT.unsqueeze(-1), 0)
         scores_BTE = scores_BTE.masked_fill(gaps_BT.unsqueeze(-1), 0)
-    counts_BE.scatter_add_(1, chosen_BTK.flatten(1), copies_BTK.flatten(1))
+    if writes_by_comparing(copies_BTK):
+        counts_BE = (_is_expert(chosen_BTK, num_experts) * copies_BTK.unsqueeze(-1)).sum((1, 2))
+    else:
+        counts_BE = scores_BTE.new_zeros(scores_BTE.shape[0], num_experts)
+        counts_BE.scatter_add_(1, chosen_BTK.flatten(1), copies_BTK.flatten(1))
     if sum_over_parts is not None:
         counts_BE = sum_over_parts(counts_BE)
     num_positions_B1 = counts_BE.sum(-1, keepdim=True).clamp(min=1) / num_experts_per_tok

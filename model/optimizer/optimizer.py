@@ -179,7 +179,7 @@ class Muon(torch.optim.Optimizer):
         return [self.scaled_polar_factor(direction) for direction in directions]
 
     def scaled_polar_factor(self, matrix: Tensor) -> Tensor:
-        """The update of one whole matrix, or of a stack of them."""
-        return orthogonalize(matrix, self.recipe.muon_newton_schulz_steps) * (
+        """The update of one whole matrix, or of a stack of them; float16 on an accelerator."""
+        return orthogonalize(matrix, self.recipe.muon_newton_schulz_steps).mul_(
             self.recipe.muon_update_rms * max(matrix.shape[-2:]) ** 0.5
         )

@@ -325,7 +325,7 @@ def train_to_end(job: TrainingJob, interruption: Interruption) -> Training:
 
 def run(job: TrainingJob) -> int:
     """Exit code of this rank."""
-    configure_process(job.resources.device, job.recipe.num_threads)
+    configure_process(job.resources.device, job.recipe.num_threads, job.resources.deterministic)
     with onednn_products():
         training = train_to_end(job, Interruption())
     if not training.is_done:

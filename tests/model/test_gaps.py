@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.architecture import moe
 from model.architecture.losses import IGNORED
 from model.architecture.moe import LocalDispatcher, MixtureOfExperts
 from model.architecture.transformer import Glm4Moe
@@ -81,3 +82,11 @@ def test_rows_with_gaps_compute_what_shorter_rows_do(is_poisoned, recompute):
         torch.testing.assert_close(
             actual[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name} {text}"
         )
+
+
+def test_what_an_accelerator_compares_is_what_a_cpu_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the experts, gradients of the chosen scores, counts of the balance loss: to the last bit."""
+    written = compute(random_model(GLM46), [rows()])
+    monkeypatch.setattr(moe, "writes_by_comparing", lambda tensor: True)
+    compared = compute(random_model(GLM46), [rows()])
+    assert all(torch.equal(compared[name], value) for name, value in written.items())

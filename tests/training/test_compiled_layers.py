@@ -49,6 +49,7 @@ def of_accelerators(monkeypatch):
     for kernels in (attention_kernel, elementwise_kernels):
         monkeypatch.setattr(kernels, "fits", lambda *tensors: False)
     monkeypatch.setattr(moe, "apply_grouped_mlp", grouped_products)
+    monkeypatch.setattr(moe, "writes_by_comparing", lambda tensor: True)
 
 
 @pytest.mark.parametrize(("recompute", "is_segmented", "has_masters"), [("none", True, False), ("full", False, True)])
@@ -74,7 +75,8 @@ def test_compiled_gradients_are_those_of_the_plain_code(graphs, of_accelerators,
     monkeypatch.setattr(torch, "compile", partial(torch.compile.func, backend="aot_eager"))
     model = toy_model()
     compile_layers(model)
-    names = [name for name, difference in gradient_differences(model, ROWS, POSITIONS) if difference > 1e-6]
+    # Compiled, the copies of a token are added in float32 and rounded once, as here in bfloat16.
+    names = [name for name, difference in gradient_differences(model, ROWS, POSITIONS) if difference > 0.01]
     assert names == []
     refuse_wrong_gradients(model, ROWS, POSITIONS)
 

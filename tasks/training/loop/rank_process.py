@@ -30,11 +30,11 @@ class Interruption:
         return self.is_asked
 
 
-def configure_process(device: Device, num_threads: int) -> None:
-    """The rank's device, fixed threads of a CPU, deterministic kernels, process group, quiet libraries."""
+def configure_process(device: Device, num_threads: int, is_deterministic: bool = True) -> None:
+    """The rank's device, fixed threads of a CPU, kernels that add in one order, process group, quiet libraries."""
     if open_device(device).type == "cpu":
         torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(is_deterministic)
     # With NaN, as deterministic algorithms would: it costs time, and nothing here reads such memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     # DeepSpeed's autotuner imports it where it is installed: two seconds, and nothing here may talk to a tracker.

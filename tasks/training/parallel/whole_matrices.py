@@ -144,7 +144,7 @@ class WholeMatrices:
             if shard is not None and self._is_of_own_copy(owner):
                 own = gather_whole(own, shard, self.ranks)
             if owner == axis.rank:
-                mine = self.optimizer.scaled_polar_factor(own).contiguous()
+                mine = self.optimizer.scaled_polar_factor(own).contiguous().to(own.dtype)
         for owner, ((piece, direction), shard) in enumerate(zip(items, slices, strict=True)):
             result = torch.empty(piece.shape, device=self.device)
             if shard is not None:

@@ -48,6 +48,8 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
         reasons += untrainable_pairs(recipe, resources)
     if resources.compile_layers:
         reasons += uncompiled_layers(recipe, resources)
+    if resources.device == "cpu" and not resources.deterministic:
+        reasons.append("deterministic false: kernels of a CPU always add in one order: set deterministic to true")
     return [*reasons, *refuse_no_smaller_world(recipe, resources)]
 
 
