@@ -78,8 +78,10 @@ def _flops(func, args: tuple, kwargs: dict, result) -> int:
     if "_grouped_mm" in str(func):
         rows, matrices = args[0], args[1]
         return 2 * prod(rows.shape) * matrices.shape[-1]
-    packet = torch.ops.aten.addmm if "addmm_." in str(func) else func._overloadpacket
-    formula = flop_registry.get(packet)
+    if "addmm" in str(func):  # torch's formula takes the dtype of the sum for a shape
+        rows, columns = args[1:3]
+        return 2 * prod(rows.shape) * columns.shape[-1]
+    formula = flop_registry.get(func._overloadpacket)
     return formula(*args, **kwargs, out_val=result) if formula else 0
 
 

@@ -183,11 +183,15 @@ def resource_fields() -> list[tuple[tuple[str | int, ...], str, object]]:
         "wandb": "offline",
     }
     fields = [
-        (path, name, others.get(name, value + 1 if isinstance(value, int | float) else None))
-        for path, part in sections
-        for name, value in part.items()
+        (path, name, others.get(name, _another(value))) for path, part in sections for name, value in part.items()
     ]
     return [(path, name, value) for path, name, value in fields if value is not None]
+
+
+def _another(value: object) -> object:
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int | float) else None
 
 
 @pytest.mark.parametrize(("path", "name", "value"), resource_fields(), ids=lambda item: str(item))

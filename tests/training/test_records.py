@@ -13,6 +13,7 @@ from configs.load import load_scale
 from configs.schema import ValidationRecipe
 from model.architecture.attention import visible_within_segments
 from model.architecture.counts import training_flops_per_token
+from model.architecture.losses import LanguageHead
 from model.architecture.transformer import Glm4Moe
 from tasks.training.loop.training_step import expert_use
 from tasks.training.parallel.micro_batch import MicroBatch
@@ -47,6 +48,16 @@ def test_profiled_flops_agree_with_the_formula(name, in_documents, trains_mtp):
     assert counted == pytest.approx(
         training_flops_per_token(recipe, squares / positions, trains_mtp=trains_mtp), rel=0.05
     )
+
+
+def test_the_float32_sum_of_an_accelerators_unembedding_is_counted():
+    with torch.device("meta"):
+        head = LanguageHead(GLM46.hidden_size, GLM46.vocab_size).bfloat16()
+        hidden_BTD = torch.zeros(2, 8, GLM46.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        targets_BT = torch.zeros(2, 8, dtype=torch.int64)
+    with FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS) as products:
+        head(hidden_BTD, targets_BT).backward()
+    assert products.get_total_flops() == 6 * 2 * 8 * GLM46.hidden_size * GLM46.vocab_size
 
 
 def test_attention_inside_documents_counts_only_their_squares():

@@ -26,7 +26,7 @@ rotation, gates, sorting, sums, conversions, each a kernel of its own."""
 TRAFFIC_PER_LOGIT = 67.0
 """Likewise at the unembedding, per position and entry of the vocabulary."""
 FLOAT32_BYTES = 4
-UPDATE_BYTES = 105
+UPDATE_BYTES = 83
 """Read and written per element of a partition by Muon beside its products: counted, as the traffic of layers."""
 GRADIENT_BYTES = 20
 """Read and written per element and micro-batch where bfloat16 gradients are summed in float32; without ZeRO weights are

@@ -170,5 +170,6 @@ FLOP_FORMULAS: dict[Any, Any] = {
     },
     torch.ops.aten._grouped_mm: _grouped_product,
     torch.ops.aten.addmm_: _added_product,
+    torch.ops.aten.addmm: _added_product,  # torch's own takes the dtype of a float32 sum for a shape
 }
 """Formulas of products that FlopCounterMode does not know, and none for attention, which `counted_attention` counts."""
