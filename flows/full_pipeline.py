@@ -24,10 +24,18 @@ from flows.show.report_run import PublishedReport, report_run
 from flows.show.reported import reported_phases
 from flows.show.show_run import show_data, show_outcome, show_phases, show_release
 from flows.show.show_trend import show_trend
-from flows.show.track_run import approve_inputs, end_tracking, finish_pipeline, name_flow_run, track_pipeline
+from flows.show.track_run import (
+    approve_inputs,
+    end_tracking,
+    finish_pipeline,
+    log_outcome,
+    name_flow_run,
+    track_pipeline,
+)
 from flows.stages import (
     StageWindow,
     choose_stages,
+    launchers_of,
     refuse_missing_inputs,
     with_tokenizer_of_start,
     without_required_gains,
@@ -36,7 +44,7 @@ from flows.start_weights import find_start
 from flows.train_phases import PhaseHistory, assess_start, pack_phases, pack_preferences
 from infra.code_digest import read_code
 from infra.home import open_home
-from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
+from infra.machine.doctor import check_compiler, check_java, check_launchers, check_room, check_spark_master, require
 from infra.registry.experiment_tracking import connect
 from infra.registry.model_registry import CHAMPION, model_name
 from infra.servers.servers import refuse_unlinkable_weights, tracking_uri
@@ -89,6 +97,7 @@ def full_pipeline(
     opened = open_store(store, home)
     refuse_unlinkable_weights(home, opened.uri)
     require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master))
+    require(*check_launchers(launchers_of(configuration, window.phases, releases=window.releases)))
     require(*check_room(home, opened.staging_root))
     require_sandbox(sources.files)
     mlflow = tracking_uri()
@@ -106,6 +115,7 @@ def full_pipeline(
     while released is not None and not released.reasons and promote_release(run, released) == "overtaken":
         run.log.say("another version became champion during the comparison: this release is compared with that one")
         released, outcome = _conclude(run, prepared, window, history, started)
+    finish_pipeline(run, outcome)
     tell_refusal(outcome.reasons)
     return outcome.model_copy(update={"stages": run.log.results})
 
@@ -145,7 +155,7 @@ def _conclude(
     if phases.phases:
         show_phases(run, prepared, phases)
     show_outcome(run, phases, outcome)
-    finish_pipeline(run, outcome, () if report is None else report.files)
+    log_outcome(run, outcome, () if report is None else report.files)
     if phases.phases:
         show_trend(run, phases, outcome)
     return released, outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,14 @@ class StageWindow:
     @property
     def post_training(self) -> tuple[PhaseSection, ...]:
         return tuple(phase for phase in self.phases if phase.kind == "post_training")
+
+
+def launchers_of(scale: Scale, phases: Iterable[PhaseSection], *, releases: bool) -> set[str]:
+    """What starts the jobs of these phases, of their evaluation, and of a release."""
+    launchers = {phase.resources.launcher for phase in phases}
+    if launchers or releases:
+        launchers.add(scale.evaluation.resources.launcher)
+    return launchers | ({scale.release.resources.launcher} if releases else set())
 
 
 def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until: str | None) -> StageWindow:

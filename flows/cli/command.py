@@ -54,6 +54,9 @@ app.add_typer(checkpoint_app, name="checkpoint")
 def main() -> None:
     """Entry point of the console script."""
     assert_packages_are_ours()
+    from infra.servers.loopback import reach_loopback_directly
+
+    reach_loopback_directly()
     app()
 
 
@@ -103,9 +106,16 @@ def run(
         from flows.check_start import check_start, local_start
         from flows.cli.native_code import warn_of_missing_code
         from flows.cli.run_pipeline import refuse_unanswerable_release
-        from flows.stages import choose_stages, refuse_missing_inputs, with_tokenizer_of_start
+        from flows.stages import choose_stages, launchers_of, refuse_missing_inputs, with_tokenizer_of_start
         from infra.home import open_home
-        from infra.machine.doctor import check_compiler, check_java, check_room, check_spark_master, require
+        from infra.machine.doctor import (
+            check_compiler,
+            check_java,
+            check_launchers,
+            check_room,
+            check_spark_master,
+            require,
+        )
         from infra.registry.model_registry import open_registry
         from infra.storage.open_store import open_store
 
@@ -113,6 +123,7 @@ def run(
         window = choose_stages(configuration, from_stage, start, until)
         _refuse_missing_data(data)
         require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master))
+        require(*check_launchers(launchers_of(configuration, window.phases, releases=window.releases)))
         start = local_start(configuration, start)
         configuration = with_tokenizer_of_start(configuration, start)
         refuse_missing_inputs(configuration, window, data)
@@ -277,6 +288,7 @@ def doctor(
     with usage_errors():
         from configs.load import load_scale
         from flows.cli.native_code import native_code
+        from flows.stages import launchers_of
         from infra.home import open_home
         from infra.machine.doctor import Check, check_launchers, check_machine, check_store
         from infra.machine.doctor import as_json as to_json
@@ -284,7 +296,8 @@ def doctor(
         from tasks.data.sandbox.code_sandbox import find_isolation
 
         home = open_home()
-        launchers = [] if scale is None else [phase.resources.launcher for phase in load_scale(scale).phases]
+        asked = None if scale is None else load_scale(scale)
+        launchers = set() if asked is None else launchers_of(asked, asked.phases, releases=True)
         isolation, problem = find_isolation()
         fix = (
             ""

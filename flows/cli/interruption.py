@@ -52,10 +52,20 @@ def _leave_on_signal(reader: int, terminal: int, home: Home, is_announced: threa
     if not os.read(reader, 1):
         return  # the block has ended
     with suppress(OSError):  # the terminal may be gone
-        os.write(terminal, f"\nglm46: interrupted; run again to continue{_what_goes_on(home)}\n".encode())
+        os.write(terminal, b"\nglm46: interrupted; run again to continue")
+    threading.Thread(target=_tell_what_goes_on, args=(terminal, home, is_announced), daemon=True).start()
+    is_announced.wait(GRACE_SECONDS)  # a scheduler may need longer to answer
     is_announced.set()
     select.select([reader], [], [], GRACE_SECONDS)
     os._exit(EXIT_FAILED)
+
+
+def _tell_what_goes_on(terminal: int, home: Home, is_announced: threading.Event) -> None:
+    try:
+        with suppress(OSError):
+            os.write(terminal, f"{_what_goes_on(home)}\n".encode())
+    finally:
+        is_announced.set()
 
 
 def _what_goes_on(home: Home) -> str:

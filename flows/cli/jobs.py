@@ -6,10 +6,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 from infra.home import Home
 from infra.jobs.launchers import JobHandle, JobState, job_keys
 from infra.jobs.open_launcher import launcher_of
+from infra.jobs.scheduled_jobs import NoAnswerError
 from infra.jobs.supervisor import read_command, read_job_file
 
 KEY_DIGITS = 12
@@ -24,7 +26,8 @@ class DetachedJob:
 
     key: str
     stage: str
-    state: JobState
+    state: JobState | Literal["unknown"]
+    """Unknown where its scheduler does not answer."""
     started: str
     directory: Path
 
@@ -43,16 +46,25 @@ def list_jobs(home: Home) -> list[DetachedJob]:
         directory = home.work_dir(key)
         with suppress(FileNotFoundError):  # committed at this moment, its directory removed
             stage = read_command(directory).name
-            state = launcher_of(key, home.work_root).poll(JobHandle(key)).state
             job = read_job_file(directory)
+            state = _state(home, key)
             started = "" if job is None else f"{datetime.fromtimestamp(job.started_at):%Y-%m-%d %H:%M:%S}"
             jobs.append(DetachedJob(key, stage, state, started, directory))
     return sorted(jobs, key=lambda job: job.started)
 
 
+def _state(home: Home, key: str) -> JobState | Literal["unknown"]:
+    try:
+        return launcher_of(key, home.work_root).poll(JobHandle(key)).state
+    except (NoAnswerError, OSError):  # no such command on this machine
+        if not home.work_dir(key).is_dir():
+            raise FileNotFoundError(home.work_dir(key)) from None
+        return "unknown"
+
+
 def running_jobs(home: Home) -> list[DetachedJob]:
-    """The jobs that run now or wait in a queue."""
-    return [job for job in list_jobs(home) if job.state in ("queued", "running")]
+    """The jobs that run now or wait in a queue, and those that may."""
+    return [job for job in list_jobs(home) if job.state in ("queued", "running", "unknown")]
 
 
 def stop_jobs(home: Home, key: str | None) -> list[DetachedJob]:

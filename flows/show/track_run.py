@@ -211,9 +211,17 @@ def log_training_evidence(client: MlflowClient, run_id: str, checkpoint: Artifac
         log_evidence(client, run_id, [checkpoint.path(name) for name in names], directory)
 
 
-def finish_pipeline(run: Run, outcome: RunOutcome, evidence: Sequence[Path]) -> None:
-    """Log outcome, report and cards on the parent run, name them on the version, and end the run; a refusal by a gate
-    is a finished run."""
+def log_outcome(run: Run, outcome: RunOutcome, evidence: Sequence[Path]) -> None:
+    """Log outcome, report and cards on the parent run, and name them on the version, before it is promoted."""
+    client = connect(run.mlflow)
+    log_text(client, run.pipeline_run_id, outcome.model_dump_json(indent=1), f"{EVIDENCE_DIR}/{OUTCOME_FILE}")
+    log_evidence(client, run.pipeline_run_id, evidence, EVIDENCE_DIR)
+    if outcome.version:
+        ensure_evidence(client, outcome.model, outcome.version, f"runs:/{run.pipeline_run_id}/{EVIDENCE_DIR}")
+
+
+def finish_pipeline(run: Run, outcome: RunOutcome) -> None:
+    """End the parent run with the verdict, when the alias has moved; a refusal by a gate is a finished run."""
     client = connect(run.mlflow)
     verdict = (
         f"Promoted: version {outcome.version} has the alias {outcome.alias}."
@@ -222,10 +230,6 @@ def finish_pipeline(run: Run, outcome: RunOutcome, evidence: Sequence[Path]) -> 
     )
     tags = {PROMOTED_TAG: str(outcome.promoted).lower(), NOTE_TAG: "\n\n".join([verdict, _as_list(outcome.reasons)])}
     set_run_tags(client, run.pipeline_run_id, tags)
-    log_text(client, run.pipeline_run_id, outcome.model_dump_json(indent=1), f"{EVIDENCE_DIR}/{OUTCOME_FILE}")
-    log_evidence(client, run.pipeline_run_id, evidence, EVIDENCE_DIR)
-    if outcome.version:
-        ensure_evidence(client, outcome.model, outcome.version, f"runs:/{run.pipeline_run_id}/{EVIDENCE_DIR}")
     finish_run(client, run.pipeline_run_id, "FINISHED")
 
 

@@ -63,6 +63,7 @@ TAKEN = {
     "NodeShutdown": "its node was shut down",
     "Terminated": "its node was shut down",
     "OOMKilled": "its memory ran out",
+    "DeadlineExceeded": "its time limit came",
 }
 """Ends of a pod that say nothing about the program."""
 
@@ -129,6 +130,8 @@ def manifest(job: Job, work_dir: Path, name: str) -> dict[str, Any]:
     }
     pod = {
         "restartPolicy": "Never",
+        # Of the pod, for which it begins on its node: the Job's own would count the time in the queue too.
+        "activeDeadlineSeconds": queue.time_limit_minutes * 60,
         "terminationGracePeriodSeconds": SAVE_SECONDS,
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [together]}},
         "containers": [container],
@@ -150,7 +153,6 @@ def manifest(job: Job, work_dir: Path, name: str) -> dict[str, Any]:
             "completions": job.num_nodes,
             "parallelism": job.num_nodes,
             "backoffLimit": 0,
-            "activeDeadlineSeconds": queue.time_limit_minutes * 60,
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
@@ -186,8 +188,6 @@ def parse_record(
     running = [pod for pod in pods if _state(pod, "running") is not None]
     failed = conditions.get("Failed") or conditions.get("FailureTarget")
     if failed is not None and not running:
-        if failed.get("reason") == "DeadlineExceeded":
-            return SchedulerRecord("taken", "its time limit came")
         ends = [end for end in map(_end_of_pod, pods) if end is not None]
         taken = [end for end in ends if end.state == "taken"]
         return (taken or ends or [SchedulerRecord("ended", failed.get("message", ""))])[0]
@@ -237,8 +237,9 @@ def _stuck(pod: dict[str, Any], now: datetime) -> str:
     """Why a pod will never run."""
     waiting = _state(pod, "waiting") or {}
     reason, words = waiting.get("reason", ""), waiting.get("message", "")
-    began_at = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-    is_late = (now - began_at).total_seconds() > PULL_SECONDS
+    # Its node pulls the image from when it has the pod: the time in the queue does not count.
+    began_at = pod["status"].get("startTime") or pod["metadata"]["creationTimestamp"]
+    is_late = (now - datetime.fromisoformat(began_at)).total_seconds() > PULL_SECONDS
     return f"{reason}: {words}" if reason in NEVER or (reason in PULLING and is_late) else ""
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import urllib.request
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 
 WEBHOOK_URL = "GLM46_FAILURE_WEBHOOK"
 TIMEOUT_SECONDS = 10
@@ -29,6 +30,6 @@ def post_failure(values: Mapping[str, str], say: Callable[[str], None]) -> None:
         )
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
             pass
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         answered = getattr(error, "code", "")
         say(f"{WEBHOOK_URL} was not reached ({type(error).__name__}{f' {answered}' if answered else ''})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from infra.child_process import free_port, take_port
 from infra.home import Home
@@ -90,7 +91,9 @@ def bring_up_monitoring(
 
 def _exporter(store: str | None) -> Service:
     port = free_port()
-    place = () if store is None else ("--store", store)
+    place: tuple[str, ...] = ()
+    if store is not None:  # it runs in another directory
+        place = ("--store", store if "://" in store else str(Path(store).absolute()))
     command = (sys.executable, "-m", "tasks.monitoring.exporter", "--port", str(port), *place)
     return Service("exporter", command, port, "/metrics")
 

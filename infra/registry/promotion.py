@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -45,7 +45,8 @@ ROLLED_BACK_REASON_TAG = "glm46.rolled_back_reason"
 """Tags of a version that was champion until somebody rolled it back."""
 FORGOTTEN_TAG = "glm46.forgotten"
 """On a version that was trained on a text which was taken down: what was asked for, and when, the latest first."""
-MAX_REIGNS = 100
+MAX_TAG_CHARS = 5000
+"""Of MLflow's column in Postgres; SQLite takes any length."""
 MAX_REASON_CHARS = 1000
 
 Promotion = Literal["done", "unchanged", "overtaken"]
@@ -113,6 +114,14 @@ class AliasMoves(BaseModel):
     aliases: dict[str, str | None]
     """Version by alias, None for one that goes; in the order of the moves."""
 
+    def as_tag(self) -> tuple[Self, str]:
+        """These moves with as many of the newest reigns as a tag of MLflow holds, and the tag."""
+        moves, tag = self, self.model_dump_json()
+        while len(tag) > MAX_TAG_CHARS and moves.reigns:
+            moves = moves.model_copy(update={"reigns": moves.reigns[1:]})
+            tag = moves.model_dump_json()
+        return moves, tag
+
 
 def look_up_rivals(
     client: MlflowClient, store: Store, model: str, figures: Iterable[str], say: Callable[[str], None]
@@ -158,7 +167,7 @@ def promote(
         if aliases.get(CANDIDATE) == version:
             moves[CANDIDATE] = None
         ended = [] if champion is None else [_reign(aliases)]
-        reigns = [*_reigns(registered), *ended][-MAX_REIGNS:]
+        reigns = [*_reigns(registered), *ended]
         _write(client, model, AliasMoves(version_tags={}, reigns=reigns, aliases=moves | {CHAMPION: version}), lease)
     return "done"
 
@@ -246,7 +255,8 @@ def moving_aliases(client: MlflowClient, store: Store, model: str, say: Callable
 
 def _write(client: MlflowClient, model: str, moves: AliasMoves, lease: Lease) -> None:
     lease.confirm()
-    client.set_registered_model_tag(model, MOVES_TAG, moves.model_dump_json())
+    moves, tag = moves.as_tag()
+    client.set_registered_model_tag(model, MOVES_TAG, tag)
     for version, tags in moves.version_tags.items():
         for name, value in tags.items():
             client.set_model_version_tag(model, version, name, value)

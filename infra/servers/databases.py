@@ -60,11 +60,14 @@ def prefect_database(home: Home) -> Database:
 def _postgres_uri(variable: str, driver: str) -> str:
     """The URI that a variable holds, for the driver that its server uses; empty where it is not set. Raises ValueError
     for others."""
-    scheme, _, rest = os.environ.get(variable, "").partition("://")
+    scheme, divider, rest = os.environ.get(variable, "").partition("://")
     if not scheme:
         return ""
     if scheme.partition("+")[0] not in ("postgresql", "postgres") or not rest:
-        raise ValueError(f"{variable} begins with {scheme}, must be postgresql://user:password@host:port/name")
+        begins = f" begins with {scheme}," if divider and scheme.isalnum() else ""
+        raise ValueError(f"{variable}{begins} must be postgresql://user:password@host:port/name")
+    if rest.partition("?")[0].count("@") > 1:
+        raise ValueError(f"{variable} has more than one @: write those of user and password as %40")
     return f"postgresql+{driver}://{rest}"
 
 

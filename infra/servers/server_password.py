@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import quote
 
 from infra.home import Home, private_file
+from infra.servers.loopback import exports
 
 USER = "glm46"
 CLIENT_VARIABLE = "PREFECT_API_AUTH_STRING"
@@ -48,5 +49,5 @@ def write_environment(home: Home, api_url: str, mlflow_url: str) -> Path:
     """Write what a shell needs to use the servers: `. FILE`, then `prefect` and `mlflow` reach them."""
     values = dict(zip(ENVIRONMENT, (api_url, api_password(home), mlflow_url, str(home.root)), strict=True))
     path = private_file(environment_path(home))
-    path.write_text("".join(f"export {name}={quote(value)}\n" for name, value in values.items()))
+    path.write_text("".join(f"export {name}={quote(value)}\n" for name, value in values.items()) + exports())
     return path

@@ -234,7 +234,11 @@ def serve(
     server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue]
     app = gateway(server.listening_address, key, host, port, os.environ.pop(KEY_VARIABLE, ""))
     web.run_app(
-        app, host=host, port=port, print=lambda *_: print(f"serving {gguf_path.name} at {host}:{port}", flush=True)
+        app,
+        host=host,
+        port=port,
+        handler_cancellation=True,  # a client that has gone frees its slot
+        print=lambda *_: print(f"serving {gguf_path.name} at {host}:{port}", flush=True),
     )
 
 

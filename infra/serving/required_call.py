@@ -50,13 +50,14 @@ class RequiredCall:
     def template(self) -> dict[str, Any]:
         """The body for /apply-template: its prompt ends where the function's name begins."""
         turn = {"role": "assistant", "content": BEGUN}
-        settings = self.asked.get("chat_template_kwargs", {}) | {"enable_thinking": False}
+        settings = (self.asked.get("chat_template_kwargs") or {}) | {"enable_thinking": False}
         shown = [tool for tool in self.asked["tools"] if tool["function"]["name"] in self.parameters]
         return {"messages": [*self.asked["messages"], turn], "tools": shown, "chat_template_kwargs": settings}
 
     def completion(self, prompt: str) -> dict[str, Any]:
         """The body for /completion."""
-        most = self.asked.get("max_completion_tokens") or self.asked.get("max_tokens") or -1
+        limits = [self.asked.get(name) for name in ("max_completion_tokens", "max_tokens")]
+        most = next((limit for limit in limits if limit is not None), -1)
         sampling = {key: value for key, value in self.asked.items() if key not in NOT_SAMPLING}
         return sampling | {"prompt": prompt, "grammar": grammar(self.parameters), "n_predict": most}
 
@@ -116,8 +117,13 @@ def required_call(asked: dict[str, Any]) -> RequiredCall | None:
         raise ValueError(
             'each of tools is {"type": "function", "function": {"name": ..., "parameters": SCHEMA}}'
         ) from None
+    if not isinstance(asked.get("messages"), list):
+        raise ValueError("messages is missing, or no list")
+    if not isinstance(asked.get("chat_template_kwargs") or {}, dict):
+        raise ValueError("chat_template_kwargs is no object")
     if isinstance(choice, dict):
-        name = str((choice.get("function") or {}).get("name"))
+        chosen = choice.get("function")
+        name = str(chosen.get("name") if isinstance(chosen, dict) else chosen)
         if name not in shown:
             raise ValueError(f"tool_choice asks for the function {name!r}: name one of tools, {list(shown)}")
         shown = {name: shown[name]}

@@ -35,8 +35,10 @@ def adopt(store: Store, home: Home, old: str, new: str, reason: str) -> str:
         adopted = manifest.model_copy(
             update={"key": new, "generation": 0, "identity": wanted, "adopted_from": f"{old}: {reason}"}
         )
-        if not store.create_manifest(adopted):
-            raise ValueError(f"key {new} was committed by another run in the meantime: nothing is left to adopt")
+        while not store.create_manifest(adopted):  # generations before it may be marked invalid
+            if store.read_manifest(new) is not None:
+                raise ValueError(f"key {new} was committed by another run in the meantime: nothing is left to adopt")
+            adopted = adopted.model_copy(update={"generation": adopted.generation + 1})
         return f"step {manifest.step}: the artifact of {old[:12]} stands under {new[:12]}"
     if not (home.work_dir(old)).is_dir():
         raise ValueError(f"key {old} has neither an artifact nor unfinished work under {home.root}")

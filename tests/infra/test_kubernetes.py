@@ -141,6 +141,12 @@ WHERE = "pod glm46-1-0-x on node1"
             SchedulerRecord("queued", f"ImagePullBackOff: {PULLING['message']}"),
         ),
         ([], [pod(waiting=PULLING)], [], SchedulerRecord("stuck", f"ImagePullBackOff: {PULLING['message']}")),
+        (  # it waited for its node, and pulls since a moment
+            [],
+            [pod(waiting=PULLING, status={"startTime": JUST_NOW})],
+            [],
+            SchedulerRecord("queued", f"ImagePullBackOff: {PULLING['message']}"),
+        ),
         (
             [],
             [pod(running={}), pod(waiting={"reason": "InvalidImageName", "message": "no name"}, created=JUST_NOW)],
@@ -150,7 +156,12 @@ WHERE = "pod glm46-1-0-x on node1"
         ([], [pod(running={"startedAt": EARLIER})], [], SchedulerRecord("running")),
         (FAILED, [pod(running={}), pod(terminated=SIGKILLED)], [], SchedulerRecord("running")),
         ([condition("Complete")], [pod(terminated={"exitCode": 0})], [], SchedulerRecord("ended")),
-        ([condition("Failed", reason="DeadlineExceeded")], [], [], SchedulerRecord("taken", "its time limit came")),
+        (
+            FAILED,
+            [pod(status={"reason": "DeadlineExceeded"}, terminated=SIGKILLED)],
+            [],
+            SchedulerRecord("taken", f"its time limit came ({WHERE})"),
+        ),
         (
             FAILED,
             [pod(terminated={"exitCode": 1, "message": "no volume\n"})],

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.load import load_scale
 from infra.home import Home, open_home
 from infra.registry.model_registry import find_registry, model_name, open_registry
 from infra.registry.registered_versions import NamedVersion, all_versions, named_version
@@ -25,7 +26,7 @@ def lineage_of_model(name: str, scale: str, store: str | None, records_path: Pat
     from tasks.lineage.trace_model import trace_model
 
     home = open_home()
-    version = named_version(open_registry(home), model_name(scale), name)
+    version = named_version(open_registry(home), model_name(load_scale(scale).scale), name)
     return trace_model(read_manifest_graph(open_store(store, home)), version, records_path)
 
 

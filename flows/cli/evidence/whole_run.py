@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from flows.show.outcome import RunOutcome
+from infra.servers.databases import MLFLOW_DATABASE, PREFECT_DATABASE
 
 COMMAND = "from flows.cli.command import main; main()"
 RESULTS = (0, 3)
@@ -18,7 +19,10 @@ def whole_run(home_dir: Path, *arguments: str) -> RunOutcome:
     """The outcome of `glm46 run` with these arguments in a home. Its messages go to standard error. Raises RuntimeError
     where it fails."""
     command = [sys.executable, "-c", COMMAND, "run", *arguments, "--json"]
-    environment = {**os.environ, "GLM46_HOME": str(home_dir)}
+    # A home of its own has databases of its own: servers that other runs share are none of its business.
+    shared = (PREFECT_DATABASE, MLFLOW_DATABASE)
+    own = {name: value for name, value in os.environ.items() if name not in shared}
+    environment = {**own, "GLM46_HOME": str(home_dir)}
     finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if finished.returncode not in RESULTS:
         raise RuntimeError(
