@@ -75,6 +75,21 @@ def losses_and_gradient(
     if elementwise_kernels.fits(logits_CV):
         return elementwise_kernels.softmax_losses(logits_CV, columns_C, factors_C if wants_grad else None), logits_CV
     columns_C1 = columns_C.unsqueeze(1)
+    if torch.compiler.is_compiling():
+        return _compiled_losses(logits_CV, columns_C1, factors_C, wants_grad)
+    log_probabilities_CV = logits_CV.float()
+    torch.log_softmax(log_probabilities_CV, -1, out=log_probabilities_CV)
+    losses_C = -log_probabilities_CV.gather(1, columns_C1).squeeze(1)
+    if not wants_grad:
+        return losses_C, logits_CV
+    log_probabilities_CV.exp_().scatter_add_(1, columns_C1, torch.full_like(columns_C1, -1.0, dtype=torch.float32))
+    return losses_C, log_probabilities_CV.mul_(factors_C.unsqueeze(1)).to(logits_CV.dtype)
+
+
+def _compiled_losses(
+    logits_CV: Tensor, columns_C1: Tensor, factors_C: Tensor, wants_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """The same without writing in place: a compiler makes one kernel of it, which holds nothing in between."""
     log_probabilities_CV = logits_CV.float().log_softmax(-1)
     losses_C = -log_probabilities_CV.gather(1, columns_C1).squeeze(1)
     if not wants_grad:
