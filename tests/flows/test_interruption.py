@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from flows.cli import jobs
 from infra.jobs.launchers import Job, JobHandle, LocalLauncher
+from infra.jobs.scheduled_jobs import NoAnswerError
 from tests.conftest import ROOT
 from tests.infra.test_launcher import wait_for
 from tests.support.pipeline import command, environment, glm46
@@ -106,3 +109,15 @@ def test_ctrl_c_on_a_run_says_so_before_any_server_and_the_job_is_listed_and_sto
     assert stopped.exit_code == 0 and stopped.stdout.split()[:4] == [KEY[:12], "train", "mid_reasoning", "interrupted"]
     refused = glm46("jobs", "stop", home=home.root)
     assert refused.exit_code == 2 and "no job runs" in refused.stderr
+
+
+def test_a_scheduler_that_does_not_answer_hides_no_job_and_keeps_no_command(training, home, monkeypatch):
+    """Neither one that is down nor one whose commands this machine does not have."""
+    for problem in (NoAnswerError("Slurm does not answer"), FileNotFoundError("scontrol")):
+
+        def poll(_handle, problem=problem):
+            raise problem
+
+        monkeypatch.setattr(jobs, "launcher_of", lambda key, root, poll=poll: SimpleNamespace(poll=poll))
+        (job,) = jobs.running_jobs(home)
+        assert (job.key, job.state, "unknown" in job.describe()) == (KEY, "unknown", True)

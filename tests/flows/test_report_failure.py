@@ -57,7 +57,9 @@ def test_the_pipeline_and_the_nightly_deployment_have_the_hook():
         assert tell_failure in each.on_failure_hooks and tell_failure in each.on_crashed_hooks
 
 
-@pytest.mark.parametrize("url", [f"http://127.0.0.1:9/{TOKEN}", f"ftp://x/{TOKEN}", f"http://[{TOKEN}"])
+@pytest.mark.parametrize(
+    "url", [f"http://127.0.0.1:9/{TOKEN}", f"ftp://x/{TOKEN}", f"http://[{TOKEN}", f"http://127.0.0.1:9/a {TOKEN}"]
+)
 def test_an_unreachable_receiver_is_said_without_its_address_and_fails_nothing(url, monkeypatch):
     monkeypatch.setenv(WEBHOOK_URL, url)
     said = []

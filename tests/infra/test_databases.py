@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import threading
 import time
+import urllib.request
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
@@ -18,6 +19,7 @@ from infra.child_process import free_port
 from infra.machine import doctor
 from infra.servers import server_answers
 from infra.servers.databases import MLFLOW_DATABASE, PREFECT_DATABASE, databases, open_databases
+from infra.servers.loopback import DIRECT, exports, reach_loopback_directly
 from infra.servers.recorded_servers import ServerUrls
 from infra.servers.server_answers import ask_databases
 from tests.support.pipeline import glm46
@@ -159,3 +161,25 @@ def test_a_run_whose_postgres_died_says_so_and_one_whose_server_died_names_its_l
         with pytest.raises(RuntimeError, match=said) as died:
             _blame_servers(home, urls, failed)
         assert died.value.__cause__ is failed
+
+
+@pytest.mark.parametrize("url", ["mlflow:geheim9@db:5432/mlflow", "postgresql://mlflow:ge@geheim9@127.0.0.1:1/runs"])
+def test_an_address_that_is_written_wrongly_is_refused_without_its_password(url, home, monkeypatch):
+    monkeypatch.setenv(MLFLOW_DATABASE, url)
+    with pytest.raises(ValueError, match=rf"{MLFLOW_DATABASE} (must be|has more than one @)") as refused:
+        open_databases(home)
+    assert "geheim9" not in str(refused.value)
+
+
+def test_a_proxy_is_not_asked_for_servers_of_this_machine(servers, monkeypatch):
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    for name in DIRECT:
+        monkeypatch.setenv(name, "intranet")
+    with pytest.raises(OSError):
+        urllib.request.build_opener().open(servers.mlflow)
+    reach_loopback_directly()
+    assert os.environ["no_proxy"] == "intranet,127.0.0.1,localhost"
+    with urllib.request.build_opener().open(servers.mlflow) as answer:
+        assert answer.status == 200
+    shell = subprocess.run(["sh", "-c", f"{exports()}echo $NO_PROXY"], capture_output=True, text=True, check=True)
+    assert shell.stdout.startswith("127.0.0.1,localhost,intranet,")

@@ -10,6 +10,8 @@ import subprocess
 import pytest
 
 from configs import machine
+from configs.load import load_scale
+from flows.stages import launchers_of
 from infra.child_process import free_port
 from infra.machine import doctor
 from infra.servers.recorded_servers import ServerUrls, record
@@ -76,6 +78,15 @@ def test_scheduler_commands_are_asked_for_only_by_scales_that_submit(commands, p
     assert [(check.name, check.passed) for check in doctor.check_launchers(["slurm", "slurm", "local"])] == [
         ("slurm", passed)
     ]
+
+
+def test_evaluation_and_release_ask_for_their_launchers_too():
+    scale = load_scale("micro")
+    evaluation = scale.evaluation.resources.model_copy(update={"launcher": "pbs"})
+    evaluated = scale.model_copy(update={"evaluation": scale.evaluation.model_copy(update={"resources": evaluation})})
+    assert launchers_of(scale, scale.phases, releases=True) == {"local"}
+    assert launchers_of(evaluated, evaluated.phases, releases=False) == {"local", "pbs"}
+    assert launchers_of(evaluated, (), releases=False) == set(), "data alone starts no job"
 
 
 def test_code_compiled_for_another_machine_is_named_with_both(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from infra.registry.promotion import (
     ROLLED_BACK_AT_TAG,
     ROLLED_BACK_BY_TAG,
     ROLLED_BACK_REASON_TAG,
+    AliasMoves,
     look_up_rivals,
     promote,
     refusal_of,
@@ -303,3 +305,15 @@ def test_an_alias_that_was_moved_by_hand_and_a_missing_reason_are_refused(regist
     with pytest.raises(ValueError, match="alias previous was moved by hand to version 1"):
         registry.roll_back()
     assert registry.aliases == {**before, "previous": "1"} and registry.aliases[CHAMPION] == "3"
+
+
+def test_the_oldest_reigns_are_forgotten_where_a_tag_would_hold_no_more():
+    """MLflow's column in Postgres has 5,000 characters; SQLite takes any number."""
+    figures = ("bits_per_byte", "arithmetic_accuracy", "choice_accuracy", "safe_answer_share", "pass_at_1")
+    reigns = [{"champion": str(number)} | {f"anchor_{name}": str(number) for name in figures} for number in range(90)]
+    moves = AliasMoves(version_tags={"9": {"reason": "ß" * 1000}}, reigns=reigns, aliases={"champion": "91"})
+    fitting, tag = moves.as_tag()
+    assert 4800 < len(tag) <= 5000 and AliasMoves.model_validate_json(tag) == fitting
+    assert fitting.reigns == reigns[-len(fitting.reigns) :] and len(json.dumps(fitting.reigns)) <= 5000
+    few = moves.model_copy(update={"reigns": reigns[:3]})
+    assert few.as_tag() == (few, few.model_dump_json())

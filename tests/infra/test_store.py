@@ -404,6 +404,17 @@ def test_an_upload_in_parts_whose_answer_is_lost_is_whole_and_leaves_no_parts(re
     assert not store.client.list_multipart_uploads(Bucket=store.bucket, Prefix=store.prefix).get("Uploads")
 
 
+def test_work_is_adopted_beside_a_generation_that_was_invalid(store):
+    numbers = ensure(store, write_numbers)
+    newer = {**numbers.manifest.identity, "code": "newer"}
+    explain_and_remember(store.home, "toy", "write_numbers", newer)
+    adopt(store, store.home, numbers.key, step_key(newer), "only a message changed")
+    first = store.read_manifest(step_key(newer))
+    store.mark_invalid(first, "a file is gone")
+    adopt(store, store.home, numbers.key, step_key(newer), "only a message changed")
+    assert (first.generation, store.read_manifest(step_key(newer)).generation) == (0, 1)
+
+
 def test_adopted_work_is_under_the_new_key_and_says_so(store):
     numbers = ensure(store, write_numbers)
     newer = {**numbers.manifest.identity, "code": "newer"}

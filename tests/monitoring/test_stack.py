@@ -12,6 +12,7 @@ import yaml
 
 from infra.child_process import free_port
 from infra.home import open_home
+from infra.monitoring import stack
 from infra.monitoring.dashboards import DASHBOARDS, expressions
 from infra.monitoring.grafana import write_dashboards
 from infra.monitoring.prometheus import WEBHOOK_VARIABLE, alertmanager, monitoring_dir, prometheus_configuration
@@ -90,3 +91,10 @@ def test_dashboards_are_files_with_every_expression(watched_home):
         board = json.loads((directory / f"{name}.json").read_text())
         drawn = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
         assert drawn == expressions(name) and board["uid"] == f"glm46-{name}"
+
+
+def test_the_exporter_reads_a_store_that_is_named_relatively(tmp_path, monkeypatch):
+    """It runs in the project's directory."""
+    monkeypatch.chdir(tmp_path)
+    assert stack._exporter("kept").command[-1] == str(tmp_path / "kept")
+    assert stack._exporter("s3://bucket/kept").command[-1] == "s3://bucket/kept"

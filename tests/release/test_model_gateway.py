@@ -10,6 +10,7 @@ from aiohttp import ClientError, ClientSession, web
 
 from infra.child_process import free_port
 from infra.serving.model_gateway import gateway
+from infra.serving.required_call import required_call
 
 KEY = "schlüssel"
 
@@ -94,3 +95,26 @@ def test_a_server_that_dies_in_its_answer_breaks_the_connection():
 
     with pytest.raises(ClientError):
         asyncio.run(ask())
+
+
+TOOL = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"messages": [], "tools": [TOOL], "tool_choice": "required"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"messages": None}, "messages is missing"),
+        ({"chat_template_kwargs": "x"}, "chat_template_kwargs is no object"),
+        ({"tool_choice": {"type": "function", "function": "date"}}, "asks for the function 'date'"),
+    ],
+)
+def test_a_required_call_that_is_asked_for_wrongly_is_refused_with_the_reason(changed, why):
+    with pytest.raises(ValueError, match=why):
+        required_call({**CALL, **changed})
+
+
+def test_a_limit_of_no_tokens_is_not_none():
+    call = required_call({**CALL, "max_tokens": 0, "chat_template_kwargs": None})
+    assert call is not None and call.completion("")["n_predict"] == 0
+    assert call.template["chat_template_kwargs"] == {"enable_thinking": False}
