@@ -91,7 +91,7 @@ class InProcessEngine:
         for members in _batches([len(prompt) for prompt in prompts], self.batch_sequences):
             batch = [continuations[member] for member in members]
             read = [prompts[member] for member in members]
-            max_tokens = max(map(len, read)) + max(len(each.draws) for each in batch)
+            max_tokens = max(len(row) + len(each.draws) for row, each in zip(read, batch, strict=True))
             decoding = self._start(len(read), max_tokens, sampling.keeps_routes)
             for _ in self._passes(decoding, read, sampling, batch):
                 pass

@@ -348,3 +348,14 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ValueError, match=r"no C\+\+ compiler no-such-compiler on PATH for decoding_kernel\.cpp"):
         native_library.load_library.__wrapped__(decoding_kernel.SOURCE)
+
+
+def test_rows_that_fit_by_themselves_fit_together():
+    """In a tool episode a long row has few tokens left to choose, and a short one many."""
+    model = random_model(GLM46.model_copy(update={"max_position_embeddings": 64}))
+    rows, draws = ([1] * 60, [1] * 10), ([0.5] * 4, [0.5] * 20)
+    sampling = Sampling(20, 1.0)
+    for batch in (1, 2):
+        engine = InProcessEngine(model, weights_version="", batch_sequences=batch)
+        answers = engine.generate(rows, sampling, "", draws).token_ids
+        assert [len(answer) for answer in answers] == [4, 20]

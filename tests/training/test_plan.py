@@ -322,8 +322,7 @@ def test_memory_of_one_rank_is_the_whole_model_and_of_many_its_part():
     divided = rank_memory(recipe, eight)
     assert 8 * (divided.weights - 4 * biases) == pytest.approx(2 * total, abs=64)
     assert 8 * divided.gradients == pytest.approx(4 * total, abs=64)
-    # Summed in float32 beside the bfloat16 ones of the last micro-batch.
-    assert rank_memory(recipe, eight.model_copy(update={"zero_stage": 1})).gradients == 6 * total
+    assert rank_memory(recipe, eight.model_copy(update={"zero_stage": 1})).gradients == 4 * total
     offloaded = rank_memory(recipe, eight.model_copy(update={"offload_optimizer": "cpu"}))
     assert (
         offloaded.optimizer == 0 and offloaded.host_optimizer == divided.optimizer and offloaded.device < divided.device
@@ -353,7 +352,7 @@ def test_what_does_not_fit_is_a_warning_with_both_sizes():
         scale.model_copy(update={"phases": (scale.phases[0].model_copy(update={"resources": resources}),)})
     )
     (warning,) = plan.phases[0].warnings
-    assert re.match(r"the fullest rank needs 10\d\.\d GB of 80\.0 GB", warning)
+    assert re.match(r"the fullest rank needs 9\d\.\d GB of 80\.0 GB", warning)
 
 
 def test_frozen_weights_cost_two_thirds_and_kv_cache_is_planned_only_for_answers():

@@ -97,7 +97,7 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
         copies = _copies(part, resources)
         held_bytes = element * (part.weights - part.in_four_bits) + part.four_bit_bytes
         weights += held_bytes / over / (copies if zero == 3 else 1) + FLOAT32_BYTES * part.buffers
-        gradients += _gradient_bytes(zero, element) * moved.trained / over / (copies if zero >= 2 else 1)
+        gradients += FLOAT32_BYTES * moved.trained / over / (copies if zero >= 2 else 1)
         optimizer += _optimizer_bytes(moved, recipe, zero, element) / over / (copies if zero >= 1 else 1)
     moving = sum(part.weights / _over(part, resources) for part in held)
     is_offloaded, parameters_are = (
@@ -190,11 +190,6 @@ def _copies(part: Part, resources: TrainingResources) -> int:
     if part.divided_over == "expert" and resources.expert_parallel > 1:
         return max(1, replicas * resources.tensor_parallel // resources.expert_parallel)
     return replicas
-
-
-def _gradient_bytes(zero: int, element: int) -> int:
-    """Summed in float32; ZeRO 1 in bfloat16 keeps the sum beside the gradients of the last micro-batch."""
-    return FLOAT32_BYTES + (element if zero == 1 and element < FLOAT32_BYTES else 0)
 
 
 def _optimizer_bytes(part: Part, recipe: TrainingRecipe, zero: int, element: int) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from configs.schema import TrainingRecipe, TrainingResources
-from tasks.training.plan.launch_rules import divided_four_bits
+from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import MEMORY_USED, Machine
 from tasks.training.plan.rank_memory import rank_memory
 from tasks.training.plan.step_time import StepTime, step_time
@@ -88,6 +88,7 @@ def _candidates(
 ) -> Iterator[TrainingResources]:
     tensors = [size for size in (1, 2, 4, 8) if size <= resources.ranks_per_node]
     every = recipe.model.n_routed_experts
+    own_reasons = set(unavailable_training(recipe, resources))  # another topology does not mend these
     experts = [size for size in range(1, every + 1) if every % size == 0]
     for tensor, pipeline, context, recompute, expert, rows in product(
         tensors, PIPELINES, CONTEXTS, recomputes, experts, rows_at_once
@@ -103,6 +104,6 @@ def _candidates(
                 "micro_batch_sequences": rows,
             }
         )
-        is_divided = recipe.adapter.kind == "qlora" and divided_four_bits(candidate)
-        if not is_divided and not impossible_topology(recipe, candidate):
+        has_code = own_reasons.issuperset(unavailable_training(recipe, candidate))
+        if has_code and not impossible_topology(recipe, candidate):
             yield candidate

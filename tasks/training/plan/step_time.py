@@ -28,7 +28,7 @@ TRAFFIC_PER_LOGIT = 67.0
 FLOAT32_BYTES = 4
 UPDATE_BYTES = 83
 """Read and written per element of a partition by Muon beside its products: counted, as the traffic of layers."""
-GRADIENT_BYTES = 20
+GRADIENT_BYTES = 18
 """Read and written per element and micro-batch where bfloat16 gradients are summed in float32; without ZeRO weights are
 converted too."""
 

@@ -13,6 +13,7 @@ from configs.load import load_scale
 from docs.draw_scale import PAGE, drawn, s0_topology
 from model.architecture.counts import count_parameters, training_flops_per_token
 from tasks.training.plan.activation_memory import layer_bytes_per_token
+from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import H100, H800, LINK_SHARE, MEMORY_USED
 from tasks.training.plan.plan_training import attended_tokens
 from tasks.training.plan.search import evaluate, find_topology
@@ -128,3 +129,16 @@ def test_a_rank_without_memory_for_any_topology_finds_none():
 
 def test_the_page_shows_what_is_computed():
     assert PAGE.read_text() == drawn(), "run python -m docs.draw_scale"
+
+
+def test_the_search_finds_nothing_that_a_run_would_refuse():
+    """A policy phase and compiled layers, both of which no other axis than data can have."""
+    scale = load_scale("scaled_down")
+    policy, first = scale.phases[-1], scale.phases[0]
+    compiled = {"compile_layers": True, "zero_stage": 2, "recompute": "full"}
+    axes = {f"{axis}_parallel": 1 for axis in ("tensor", "pipeline", "context", "expert")}
+    for phase, changes in ((policy, {}), (first, axes | compiled)):
+        recipe, resources = scale.training_recipe(phase), phase.resources.model_copy(update=changes)
+        assert unavailable_training(recipe, resources) == []
+        best = find_topology(recipe, resources, attended_tokens(phase), H100)
+        assert best is not None and unavailable_training(recipe, best.resources) == []
