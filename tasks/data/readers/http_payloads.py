@@ -17,6 +17,7 @@ META_BYTES = 4096
 """Bytes searched for a page's character set: four times what HTML demands, for pages that begin with long comments."""
 META_CHARSET = re.compile(rb"<(?:meta\b[^>]*?|\?xml\b[^>]*?en)c(?:harset|oding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
 HEADER_LINE = re.compile(r"^(content-type|content-encoding|transfer-encoding)[ \t]*:[ \t]*([^\r\n]*)", re.I | re.M)
+STATUS = re.compile(r"[0-9]{1,9}")
 CHUNK_SIZE = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 MAX_REPLACED_SHARE = 0.01
 """Largest share of unreadable characters in a page: above it no declared or detected character set is the right one."""
@@ -51,7 +52,7 @@ def parse_response(block: bytes) -> HttpResponse:
     head = block[:end].decode("latin-1")
     first = head.partition("\n")[0].rstrip("\r")
     fields = first.split(None, 2)
-    if len(fields) < 2 or not fields[0].upper().startswith(("HTTP/", "ICY")) or not fields[1].isdigit():
+    if len(fields) < 2 or not fields[0].upper().startswith(("HTTP/", "ICY")) or not STATUS.fullmatch(fields[1]):
         raise PayloadError("broken_http", f"the response begins with {first[:40]!r}")
     headers = {name.lower(): value for name, value in reversed(HEADER_LINE.findall(head))}
     return HttpResponse(int(fields[1]), headers, block[end + width :])
