@@ -2,18 +2,21 @@
 
 A multiple-choice question appears followed by its choices, lettered or not (overlap.py treats all letters as one), or
 with one of them. A code task appears as its prompt, its tests or its solution. A change appears as its message and
-the lines that it adds (those around them are honest source code).
+the lines that it adds (those around them are honest source code). A record of a published layout also appears as the
+question that its benchmark asks (published_layouts.py).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from string import ascii_uppercase
 from typing import Any
 
+from tasks.data.prompts.published_layouts import LAST_WORD, LAYOUTS, LacksError
 from tasks.data.records.documents import JSON_RECORD
+from tasks.data.seeds.seed_problems import GSM_MARK, asked_question
 
 TEXT, CHOICE, CODE, MATHS = "evaluation_text", "choice_question", "code_task", "maths_problem"
 QUESTION_FIELDS = ("question", "query", "problem", "context", "input", "prompt", "quiz", "instruction", "description")
@@ -21,6 +24,8 @@ CHOICE_FIELDS = ("choices", "options", "context_options", "endings")
 ANSWER_FIELDS = ("text", "answer", "target", "continuation", "turns", "reference")
 SOLUTION_FIELDS = ("canonical_solution", "code", "solution", "patch", "test_patch")
 CODE_FIELDS = ("test", "tests", "test_list", "test_patch", "patch", "canonical_solution", "entry_point")
+TOPIC = "activity_label"
+"""Field of HellaSwag that its question begins with: a page may quote the item without it."""
 ANSWER_CUES = ("", "A: ", "Answer: ", "The answer is ")
 LONG_QUESTION_WORDS = 16
 """Words of a question that is recognised without its answer or choices."""
@@ -45,8 +50,34 @@ def views(text: str, markup: str) -> tuple[str, list[View]]:
         return TEXT, [(text, ASKED)]
     record = json.loads(text)
     kind = _kind(record)
-    texts = [*_leaves(record, kind), *_asked_with_choices(record)]
+    forms, fields = ([], set()) if kind == CODE else _published_forms(record)
+    asked = fields.union(QUESTION_FIELDS, CHOICE_FIELDS, ANSWER_FIELDS)
+    texts = [*_leaves(record, kind, asked), *_asked_with_choices(record)]
+    for form in forms:
+        texts += [*_leaves(form, _kind(form), asked), *_asked_with_choices(form)]
+    kind = _kind(forms[0]) if kind == TEXT and forms else kind
     return kind, [view for view in dict.fromkeys(texts) if view[0].strip()]
+
+
+def _published_forms(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], set[str]]:
+    """(the record as the benchmarks of its layouts ask it, the fields that these layouts have)"""
+    forms: list[dict[str, Any]] = []
+    fields: set[str] = set()
+    if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
+        forms.append({"question": asked_question(record), "answer": record.get("Answer")})
+    for layout in LAYOUTS:
+        # A record of LAMBADA is a text, which is protected as it is.
+        if LAST_WORD in layout.kinds or not layout.describes(record):
+            continue
+        try:
+            forms += [layout.asked(record), layout.asked({key: record[key] for key in record if key != TOPIC})]
+        except LacksError:
+            continue  # a field holds something else: the record only has fields of the same names
+        fields.update(layout.fields)
+    for form in forms:
+        if isinstance(form.get("answer"), str):
+            form["answer"] = form["answer"].partition(f"\n{GSM_MARK} ")[0]
+    return forms, fields
 
 
 def _kind(record: Mapping[str, Any]) -> str:
@@ -59,15 +90,16 @@ def _kind(record: Mapping[str, Any]) -> str:
     return MATHS if asked and re.search(r"\d|\\", answer) else TEXT
 
 
-def _leaves(record: Mapping[str, Any], kind: str) -> Iterator[View]:
-    """Every string by itself, and lists of strings also as one text: short tests are quoted one after the other."""
+def _leaves(record: Mapping[str, Any], kind: str, asked: Set[str]) -> Iterator[View]:
+    """Every string by itself, and lists of strings also as one text: short tests are quoted one after the other.
+    `asked` names the fields that hold questions and answers."""
     is_change = kind == CODE and "patch" in record
     for name, value in record.items():
         if kind == CODE and name in SOLUTION_FIELDS and isinstance(value, str):
             added = ADDED_LINES.findall(value) if PATCH.search(value) else [value]
             yield from ((re.sub(r"^\+", "", lines, flags=re.MULTILINE), PROGRAM) for lines in added)
         else:
-            role = ASKED if name in QUESTION_FIELDS or name in CHOICE_FIELDS or name in ANSWER_FIELDS else INCIDENTAL
+            role = ASKED if name in asked else INCIDENTAL
             for text in _strings(value):
                 is_program = is_change or (kind != CODE and PROGRAM_TEXT.search(text))
                 yield CUES.sub("", text), PROGRAM if is_program else role

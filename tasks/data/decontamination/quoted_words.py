@@ -34,6 +34,7 @@ LATEX_LAYOUT = re.compile(
 THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")
 
 ESCAPE = re.compile(r"\\(?:[nrt]|u([0-9a-fA-F]{4}))")
+SURROGATE = re.compile("[\ud800-\udfff]")
 PADDING = "\n\n"
 """Added around every text, so that a word's neighbours never belong to another text."""
 CHOICE_LETTER, CHOICE_NUMBER, SIGN, BLANK, LINE_START, OPENING = 1, 2, 3, 4, 5, 6
@@ -95,7 +96,11 @@ def _unmarked(text: str) -> str:
 def _unescaped(text: str) -> str:
     if "\\" not in text and "{," not in text:
         return text
-    return ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else "\n", LATEX_LAYOUT.sub(" ", text))
+    plain = ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else "\n", LATEX_LAYOUT.sub(" ", text))
+    if SURROGATE.search(plain):
+        # JSON escapes an emoji as a pair of surrogates. Half of a pair is no text: no column holds it.
+        plain = plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return plain
 
 
 def quoted_words(plain: Sequence[str]) -> Words:

@@ -78,11 +78,14 @@ def _escaped(text: str) -> str:
 
 
 def _in_unicode(host: str) -> str:
-    """A host name with its Punycode labels decoded, except broken ones."""
+    """A host name with its Punycode labels decoded, except broken ones and those of half a surrogate pair, which no
+    column holds."""
     labels = []
     for label in host.split("."):
         try:
-            labels.append(label[4:].encode("ascii").decode("punycode") if label.startswith("xn--") else label)
+            decoded = label[4:].encode("ascii").decode("punycode") if label.startswith("xn--") else label
+            decoded.encode()
         except UnicodeError:
-            labels.append(label)
+            decoded = label
+        labels.append(decoded)
     return ".".join(labels)

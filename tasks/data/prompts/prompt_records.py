@@ -24,6 +24,7 @@ from tasks.data.environments.repository_tests import name_of
 from tasks.data.problems.refusals import HARMFUL, HARMLESS, expected_behaviour
 from tasks.data.prompts.constraints import constraint_problem
 from tasks.data.prompts.function_calls import ExpectedCall
+from tasks.data.readers.json_lines import is_deep
 from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import asked_question, code_parts, code_question, math_parts
 
@@ -215,13 +216,20 @@ def _only_turn(given: object) -> str:
 
 
 def _parsed(value: object) -> Any:
-    """The value of JSON text; anything else as it is."""
+    """The value of JSON text, None for other text; anything else as it is. It is `malformed` if it nests too
+    deeply, or has half of a surrogate pair, which no column holds."""
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        parsed = json.loads(value)
+        json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UnusablePromptError("malformed") from error
     except (ValueError, RecursionError):
         return None
+    if is_deep(parsed):
+        raise UnusablePromptError("malformed")
+    return parsed
 
 
 def _number(record: Given) -> tuple[str, str, str]:

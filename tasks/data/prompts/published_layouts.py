@@ -20,6 +20,7 @@ WIKIHOW_MARK = re.compile(r"\[.*?\]")
 UNBRACED_BOX = re.compile(r"\\boxed\s+([^$]+)")
 """`\\boxed 5`, as some solutions of MATH write it."""
 CHOICE_KINDS = ("choice", "lettered_choice")
+LAST_WORD = "last_word"
 
 
 class LacksError(ValueError):
@@ -34,18 +35,30 @@ class Layout:
     kinds: tuple[str, ...]
     fields: tuple[str, ...]
     """Fields that a record of this layout has."""
-    rewritten: Callable[[Record], dict[str, Any]]
-    """Raises LacksError."""
+    asked: Callable[[Record], dict[str, Any]]
+    """The record with the fields that the kind reads, without the number of the right choice. Raises LacksError."""
+    gold: Callable[[Record, Record], int] | None = None
+    """The number, from 0, of the right one of the choices that `asked` gives. Raises LacksError where the answer is not
+    published."""
     unless: tuple[str, ...] = ()
     """Fields that only a record in the form of the kind has."""
+
+    def describes(self, record: Record) -> bool:
+        """Whether the record has this layout and not the form of the kind."""
+        is_written = any(record.get(name) is not None for name in self.unless)
+        return not is_written and all(name in record for name in self.fields)
+
+    def rewritten(self, record: Record) -> dict[str, Any]:
+        """The record with all fields that the kind reads. Raises LacksError."""
+        asked = self.asked(record)
+        return asked if self.gold is None else {**asked, "gold": self.gold(record, asked)}
 
 
 def in_form_of_kind(kind: str, record: Record) -> Record:
     """The record with the fields that the kind reads. Raises LacksError where a field holds something else than its
     layout says, such as the label of a test split whose answers are not published."""
     for layout in LAYOUTS:
-        is_written = any(record.get(name) is not None for name in layout.unless)
-        if kind in layout.kinds and not is_written and all(name in record for name in layout.fields):
+        if kind in layout.kinds and layout.describes(record):
             return layout.rewritten(record)
     return record
 
@@ -58,13 +71,17 @@ def given_text(record: Record, names: Sequence[str]) -> str:
     return value
 
 
-def _number(record: Record, name: str, first: int, of: Sequence[str]) -> int:
-    """Which of the texts a field numbers, counted from 0."""
-    given = record[name]
-    number = int(given) if isinstance(given, str) and given.isdecimal() else given
-    if not isinstance(number, int) or isinstance(number, bool) or not first <= number < first + len(of):
-        raise LacksError(f"{name} {given!r} does not number one of its {len(of)} choices from {first}")
-    return number - first
+def _numbered(name: str, first: int, choices: str = "choices") -> Callable[[Record, Record], int]:
+    """For layouts with a field that numbers the right choice, counted from `first`."""
+
+    def gold(record: Record, asked: Record) -> int:
+        given, of = record[name], asked[choices]
+        number = int(given) if isinstance(given, str) and given.isdecimal() else given
+        if not isinstance(number, int) or isinstance(number, bool) or not first <= number < first + len(of):
+            raise LacksError(f"{name} {given!r} does not number one of its {len(of)} choices from {first}")
+        return number - first
+
+    return gold
 
 
 def _hellaswag(record: Record) -> dict[str, Any]:
@@ -77,8 +94,7 @@ def _hellaswag(record: Record) -> dict[str, Any]:
         context = f"{start} {rest.capitalize()}"
     if isinstance(topic, str):
         context = f"{topic}: {context}"
-    choices = [_without_marks(ending) for ending in endings]
-    return {"query": _without_marks(context), "choices": choices, "gold": _number(record, "label", 0, endings)}
+    return {"query": _without_marks(context), "choices": [_without_marks(ending) for ending in endings]}
 
 
 def _without_marks(text: str) -> str:
@@ -88,25 +104,26 @@ def _without_marks(text: str) -> str:
 def _keyed(question: str) -> Callable[[Record], dict[str, Any]]:
     """ARC and datasets in its layout, which differ in the name of the question."""
 
-    def rewritten(record: Record) -> dict[str, Any]:
-        given, key = record["choices"], record["answerKey"]
+    def asked(record: Record) -> dict[str, Any]:
+        given = record["choices"]
         texts, labels = (given.get("text"), given.get("label")) if isinstance(given, dict) else (None, None)
         if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
             raise LacksError("choices has no lists text and label of the same length")
-        if key not in labels:
-            raise LacksError(f"answerKey {key!r} is none of the labels {', '.join(map(str, labels))}")
-        return {"question": given_text(record, (question,)), "choices": texts, "gold": labels.index(key)}
+        return {"question": given_text(record, (question,)), "choices": texts}
 
-    return rewritten
+    return asked
+
+
+def _key(record: Record, _: Record) -> int:
+    key, labels = record["answerKey"], record["choices"]["label"]
+    if key not in labels:
+        raise LacksError(f"answerKey {key!r} is none of the labels {', '.join(map(str, labels))}")
+    return labels.index(key)
 
 
 def _piqa(record: Record) -> dict[str, Any]:
     solutions = [given_text(record, (name,)) for name in ("sol1", "sol2")]
-    return {
-        "question": given_text(record, ("goal",)),
-        "choices": solutions,
-        "gold": _number(record, "label", 0, solutions),
-    }
+    return {"question": given_text(record, ("goal",)), "choices": solutions}
 
 
 def _boolq(record: Record) -> dict[str, Any]:
@@ -114,7 +131,11 @@ def _boolq(record: Record) -> dict[str, Any]:
         raise LacksError(f"answer {record['answer']!r} is neither true nor false")
     passage, question = (given_text(record, (name,)) for name in ("passage", "question"))
     query = f"{passage}\nQuestion: {question}?\nAnswer:"
-    return {"query": query, "choices": ["no", "yes"], "gold": int(record["answer"])}
+    return {"query": query, "choices": ["no", "yes"]}
+
+
+def _truth(record: Record, _: Record) -> int:
+    return int(record["answer"])
 
 
 def _winogrande(record: Record) -> dict[str, Any]:
@@ -122,11 +143,7 @@ def _winogrande(record: Record) -> dict[str, Any]:
     before, blank, after = given_text(record, ("sentence",)).partition("_")
     if not blank:
         raise LacksError("sentence has no _ for the option")
-    return {
-        "context_options": [before + option for option in options],
-        "continuation": after.strip(),
-        "gold": _number(record, "answer", 1, options),
-    }
+    return {"context_options": [before + option for option in options], "continuation": after.strip()}
 
 
 def _lambada(record: Record) -> dict[str, Any]:
@@ -151,13 +168,30 @@ def _capitalised(record: Record) -> dict[str, Any]:
 
 RIGHT = ("gold", "answer")
 LAYOUTS = (
-    Layout("HellaSwag", CHOICE_KINDS, ("ctx", "endings", "label"), _hellaswag, ("choices",)),
-    Layout("ARC, CommonsenseQA", CHOICE_KINDS, ("question", "choices", "answerKey"), _keyed("question"), RIGHT),
-    Layout("OpenBookQA", CHOICE_KINDS, ("question_stem", "choices", "answerKey"), _keyed("question_stem"), RIGHT),
-    Layout("PIQA", CHOICE_KINDS, ("goal", "sol1", "sol2", "label"), _piqa, ("choices",)),
-    Layout("BoolQ", ("choice",), ("passage", "question", "answer"), _boolq, ("choices",)),
-    Layout("WinoGrande", ("context_choice",), ("sentence", "option1", "option2", "answer"), _winogrande),
-    Layout("LAMBADA", ("last_word",), ("text",), _lambada, ("context",)),
-    Layout("MATH", ("math",), ("problem", "solution"), _math, ANSWER_FIELDS),
-    Layout("AIME", ("math",), ("Problem", "Answer"), _capitalised, ("problem", "question")),
+    Layout(
+        "HellaSwag", CHOICE_KINDS, ("ctx", "endings", "label"), _hellaswag, _numbered("label", 0), unless=("choices",)
+    ),
+    Layout(
+        "ARC, CommonsenseQA", CHOICE_KINDS, ("question", "choices", "answerKey"), _keyed("question"), _key, unless=RIGHT
+    ),
+    Layout(
+        "OpenBookQA",
+        CHOICE_KINDS,
+        ("question_stem", "choices", "answerKey"),
+        _keyed("question_stem"),
+        _key,
+        unless=RIGHT,
+    ),
+    Layout("PIQA", CHOICE_KINDS, ("goal", "sol1", "sol2", "label"), _piqa, _numbered("label", 0), unless=("choices",)),
+    Layout("BoolQ", ("choice",), ("passage", "question", "answer"), _boolq, _truth, unless=("choices",)),
+    Layout(
+        "WinoGrande",
+        ("context_choice",),
+        ("sentence", "option1", "option2", "answer"),
+        _winogrande,
+        _numbered("answer", 1, "context_options"),
+    ),
+    Layout("LAMBADA", (LAST_WORD,), ("text",), _lambada, unless=("context",)),
+    Layout("MATH", ("math",), ("problem", "solution"), _math, unless=ANSWER_FIELDS),
+    Layout("AIME", ("math",), ("Problem", "Answer"), _capitalised, unless=("problem", "question")),
 )

@@ -23,7 +23,12 @@ INFLATED_BYTES = 1 << 18
 MAX_HEADER_BYTES = 1 << 16
 MAX_ARC_LINE = 1 << 12
 WARC_START = b"WARC/"
-ARC_LINE = re.compile(rb"(?=[^\r\n]*\d\r?\n)[a-zA-Z][\w.+-]*:[^\r\n]* [\d.:a-fA-F]* \d{8,14} [^\r\n]*\r?\n")
+LENGTH = re.compile(rb"\d{1,18}")
+"""A length in bytes; a longer number is that of no record."""
+ARC_LINE = re.compile(
+    rb"(?=[^\r\n]* " + LENGTH.pattern + rb"\r?\n)"
+    rb"[a-zA-Z][\w.+-]*:[^\r\n]* [\d.:a-fA-F]* \d{8,14} [^\r\n]*\r?\n"
+)
 """URL, IP address, date, and what version 1 and 2 have in between, with the length last."""
 
 NEXT_WARC = re.compile(rb"\r?\n\r?\nWARC/[01]\.")
@@ -201,8 +206,9 @@ def _read_header(source: ArchiveBytes) -> tuple[dict[bytes, bytes], int, str]:
     if not end:
         return {}, 0, f"no end of the header in {MAX_HEADER_BYTES} bytes"
     headers = {name.lower(): value.rstrip() for name, value in reversed(HEADER_LINE.findall(source.buffer, 0, end))}
-    if not headers.get(b"content-length", b"").isdigit():
-        return headers, 0, f"content-length is {headers.get(b'content-length', b'missing').decode('latin-1')}"
+    length = headers.get(b"content-length", b"missing")
+    if not LENGTH.fullmatch(length):
+        return headers, 0, f"content-length is {length[:40].decode('latin-1')}"
     return headers, end + width, ""
 
 

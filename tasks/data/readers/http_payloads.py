@@ -12,12 +12,17 @@ import zlib
 from dataclasses import dataclass
 
 BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+UTF16 = ("utf-16-le", "utf-16-be")
 CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
 META_BYTES = 4096
 """Bytes searched for a page's character set: four times what HTML demands, for pages that begin with long comments."""
 META_CHARSET = re.compile(rb"<(?:meta\b[^>]*?|\?xml\b[^>]*?en)c(?:harset|oding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
 HEADER_LINE = re.compile(r"^(content-type|content-encoding|transfer-encoding)[ \t]*:[ \t]*([^\r\n]*)", re.I | re.M)
+STATUS = re.compile(r"[0-9]{1,9}")
 CHUNK_SIZE = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+GZIP_START, GZIP_WINDOW = b"\x1f\x8b", 31
+BLOCK_BYTES = 1 << 14
+"""Coded bytes that are decompressed at once."""
 MAX_REPLACED_SHARE = 0.01
 """Largest share of unreadable characters in a page: above it no declared or detected character set is the right one."""
 
@@ -51,7 +56,7 @@ def parse_response(block: bytes) -> HttpResponse:
     head = block[:end].decode("latin-1")
     first = head.partition("\n")[0].rstrip("\r")
     fields = first.split(None, 2)
-    if len(fields) < 2 or not fields[0].upper().startswith(("HTTP/", "ICY")) or not fields[1].isdigit():
+    if len(fields) < 2 or not fields[0].upper().startswith(("HTTP/", "ICY")) or not STATUS.fullmatch(fields[1]):
         raise PayloadError("broken_http", f"the response begins with {first[:40]!r}")
     headers = {name.lower(): value for name, value in reversed(HEADER_LINE.findall(head))}
     return HttpResponse(int(fields[1]), headers, block[end + width :])
@@ -94,7 +99,7 @@ def _decoded(body: bytes, coding: str, max_bytes: int, *, is_cut: bool) -> bytes
     if coding in ("", "identity", "none", "utf-8") or not body:
         return body
     if coding in ("gzip", "x-gzip"):
-        return _inflated(body, 31, coding, max_bytes, is_cut=is_cut) if body.startswith(b"\x1f\x8b") else body
+        return _inflated(body, GZIP_WINDOW, coding, max_bytes, is_cut=is_cut) if body.startswith(GZIP_START) else body
     if coding == "deflate":
         is_zlib = body[0] & 15 == 8 and len(body) > 1 and int.from_bytes(body[:2], "big") % 31 == 0
         return (
@@ -112,15 +117,29 @@ def _decoded(body: bytes, coding: str, max_bytes: int, *, is_cut: bool) -> bytes
 
 
 def _inflated(body: bytes, window: int, coding: str, max_bytes: int, *, is_cut: bool) -> bytes:
-    inflate = zlib.decompressobj(window)
     try:
-        decoded = inflate.decompress(body, max_bytes + 1)
+        decoded, is_whole = _inflated_members(body, window, max_bytes)
     except zlib.error as error:
         raise PayloadError("broken_encoding", f"{coding}: {error}") from error
     _check_size(len(decoded), max_bytes)
-    if not inflate.eof and not is_cut:
+    if not is_whole and not is_cut:
         raise PayloadError("broken_encoding", f"{coding}: the body ends early, after {len(decoded)} decoded bytes")
-    return decoded
+    return bytes(decoded)
+
+
+def _inflated_members(body: bytes, window: int, max_bytes: int) -> tuple[bytearray, bool]:
+    """(at most max_bytes + 1 decoded bytes, whether the last stream is whole) of the stream at the body's start and, in
+    gzip, of the members that follow it; other bytes after it are left out."""
+    decoded, position = bytearray(), 0
+    while True:
+        inflate = zlib.decompressobj(window)
+        # In blocks: zlib copies the bytes after a member, and a body may have a million members.
+        while not inflate.eof and position < len(body) and len(decoded) <= max_bytes:
+            block = body[position : position + BLOCK_BYTES]
+            decoded += inflate.decompress(block, max_bytes + 1 - len(decoded))
+            position += len(block) - len(inflate.unused_data) - len(inflate.unconsumed_tail)
+        if not inflate.eof or window != GZIP_WINDOW or not body.startswith(GZIP_START, position):
+            return decoded, inflate.eof
 
 
 def _arrow_decoded(body: bytes, codec: str, max_bytes: int, *, is_cut: bool) -> bytes:
@@ -155,7 +174,8 @@ def decode_text(body: bytes, content_type: str) -> str:
         if body.startswith(mark):
             return body[len(mark) :].decode(encoding, errors="replace")
     is_ascii = body.isascii()
-    if is_ascii and b"\x1b" not in body:  # ISO-2022-JP is ASCII with escapes
+    if is_ascii and b"\x1b" not in body and b"\0" not in body:
+        # ISO-2022-JP is ASCII with escapes, and English in UTF-16 is ASCII with NULs.
         return body.decode("ascii")
     declared = _declared(body, content_type)
     for encoding in dict.fromkeys([*declared, "utf-8"] if is_ascii else ["utf-8", *declared]):
@@ -168,13 +188,14 @@ def decode_text(body: bytes, content_type: str) -> str:
 
 def _declared(body: bytes, content_type: str) -> list[str]:
     """The character sets that header and page declare, by the WHATWG's table of labels (latin-1 means windows-1252), as
-    Python's names, with windows-1252 last."""
+    Python's names, with windows-1252 last. A page that names UTF-16 in ASCII is not in it."""
     from resiliparse.parse.encoding import map_encoding_to_html5
 
     header, page = CHARSET.search(content_type), META_CHARSET.search(body[:META_BYTES])
     labels = [header[1] if header else "", page[1].decode("latin-1") if page else ""]
-    names = [name for label in labels if label and (name := map_encoding_to_html5(label, False))]
-    return sorted(names, key="cp1252".__eq__)
+    of_header, of_page = (map_encoding_to_html5(label, False) if label else None for label in labels)
+    names = [of_header, None if of_page in UTF16 else of_page]
+    return sorted(filter(None, names), key="cp1252".__eq__)
 
 
 def _detected(body: bytes, declared: list[str]) -> str:

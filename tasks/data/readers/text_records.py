@@ -6,6 +6,7 @@ import ast
 import codecs
 import email
 import io
+import lzma
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -24,6 +25,17 @@ from tasks.data.readers.source_bytes import (
 from tasks.data.records.documents import HTML
 
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+BROKEN_ZIP = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    NotImplementedError,
+    UnicodeDecodeError,
+)
+"""Exceptions of a damaged archive or member; UnicodeDecodeError: a name that is not UTF-8."""
 
 
 def text_records(name: str, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
@@ -121,7 +133,7 @@ def zip_records(name: str, address: str, digest: str, max_record_bytes: int) -> 
     with open_source(address, digest) as file:
         try:
             archive = zipfile.ZipFile(file)
-        except (zipfile.BadZipFile, EOFError, OSError) as error:
+        except BROKEN_ZIP as error:
             yield rejection(name, 0, "broken_zip", str(error))
             return
         before = ""
@@ -129,6 +141,8 @@ def zip_records(name: str, address: str, digest: str, max_record_bytes: int) -> 
             source = f"{name}!{member.filename}"
             if source == before:
                 yield rejection(source, 0, "duplicate_id", "an earlier member has this name")
+            elif not member.filename:
+                yield rejection(source, 0, "broken_zip", "a member has no name")
             elif not member.is_dir():
                 yield _member_record(archive, member, source, max_record_bytes)
             before = source
@@ -140,7 +154,7 @@ def _member_record(archive: zipfile.ZipFile, member: zipfile.ZipInfo, source: st
     try:
         with archive.open(member) as stream:
             return text_record(source, 0, stream.read(max_record_bytes))
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+    except BROKEN_ZIP as error:
         return rejection(source, 0, "broken_zip", str(error))
 
 

@@ -288,6 +288,7 @@ URLS = {
     "http://xn--fa-hia.de": "faß.de",
     "http://fass.de": "fass.de",
     "http://xn--99999999.de": "xn--99999999.de",
+    "http://xn--ib9b.xn--mnchen-3ya.de": "xn--ib9b.münchen.de",
     "https://example.org/a?b=1&a=2": "example.org/a?b=1&a=2",
     "https://m.example.org/a": "m.example.org/a",
     "ftp://example.org/a": "",

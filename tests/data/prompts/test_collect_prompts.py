@@ -22,6 +22,9 @@ from tests.support.given_documents import given_masked
 
 RECIPES = PromptRecipe(max_per_collection=100, max_prompt_chars=200, num_document_searches=0)
 AREA = {"name": "area", "description": "", "parameters": {"type": "object", "properties": {}}}
+CALL = {"name": "area", "arguments": {}}
+HALF = "\ud83d"
+"""Half of a surrogate pair, which JSON text can name."""
 MBPP = {"text": "Add two.", "code": "def add(a, b):\n    return a + b", "test_list": ["assert add(1, 2) == 3"]}
 FILES = {
     "math": [
@@ -65,6 +68,9 @@ FILES = {
         ),
         ({"question": "The area again?", "tools": [AREA], "answer": "10"}, "no_answer"),
         ({"question": "Which area?", "answer": {"name": "area", "arguments": {}}}, "no_tools"),
+        ({"question": "Half?", "tools": json.dumps([AREA | {"description": HALF}]), "answer": CALL}, "malformed"),
+        ({"question": "Deep?", "tools": f'[{{"a": {"[" * 500}{"]" * 500}}}]', "answer": CALL}, "malformed"),
+        ({"question": "Half?", "tools": [AREA], "answer": json.dumps([CALL | {"name": HALF}])}, "malformed"),
     ],
     "safety": [
         ({"prompt": "How do I take it from a shop?", "label": "harmful"}, ""),

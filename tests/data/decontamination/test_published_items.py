@@ -1,0 +1,96 @@
+"""An evaluation record in its benchmark's published layout is protected like one in the fields of the kinds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from configs.schema import DecontaminationRecipe
+from tasks.data.decontamination.item_views import ASKED, INCIDENTAL, views
+from tasks.data.decontamination.protected_items import index_items
+from tasks.data.prompts.published_layouts import LAYOUTS
+from tasks.data.records.documents import JSON_RECORD
+from tests.support.data_inputs import prose
+
+RECIPE = DecontaminationRecipe(ngram_size=13, code_ngram_size=20, max_items_per_run=20, max_documents_per_run=3)
+HELLASWAG = {
+    "ind": 24,
+    "activity_label": "Roofing",
+    "ctx_a": "A man sits on a roof.",
+    "ctx_b": "he",
+    "ctx": "A man sits on a roof. he",
+    "endings": ["pulls up [substeps] tiles.", "sings."],
+    "label": "0",
+}
+CHOICES = {"text": ["carbon dioxide", "pure oxygen"], "label": ["1", "2"]}
+ARC = {"question": "Which gas do plants take in?", "choices": CHOICES, "answerKey": "1"}
+OPENBOOK = {"question_stem": ARC["question"], "choices": CHOICES, "answerKey": "1"}
+PIQA = {"goal": "How is a soup cooled?", "sol1": "Stir it slowly.", "sol2": "Boil it again.", "label": 0}
+BOOLQ = {"passage": "The sky over the sea is blue.", "question": "is the sky blue", "answer": True}
+WINOGRANDE = {"sentence": "Sarah thanked Maria gladly because _ had helped.", "option1": "Sarah", "option2": "Maria"}
+WINOGRANDE["answer"] = "2"
+LAMBADA = {"text": "He looked at the moon and missed the sun"}
+ALGEBRA = {"problem": "What is $1+1$?", "solution": r"Both ones together are $\boxed{2}$."}
+AIME = {"ID": "2024-I-1", "Problem": "Find the least prime number above 90 million.", "Answer": 90000049}
+SVAMP = {"Body": "Paco had 26 cookies.", "Question": "How many are left after 17?", "Answer": 9.0}
+QUOTATIONS = [
+    ("HellaSwag", HELLASWAG, "A man sits on a roof. He pulls up tiles."),
+    ("HellaSwag", HELLASWAG, "Roofing: A man sits on a roof. He pulls up tiles."),
+    ("HellaSwag", HELLASWAG | {"label": ""}, "A man sits on a roof. He pulls up tiles."),
+    ("ARC, CommonsenseQA", ARC, "Which gas do plants take in?\nA. carbon dioxide\nB. pure oxygen"),
+    ("OpenBookQA", OPENBOOK, "Which gas do plants take in?\nA. carbon dioxide\nB. pure oxygen"),
+    ("OpenBookQA", OPENBOOK, "Which gas do plants take in?\nAnswer: carbon dioxide"),
+    ("PIQA", PIQA, "How is a soup cooled?\nStir it slowly.\nBoil it again."),
+    ("PIQA", PIQA, "How is a soup cooled?\nAnswer: Stir it slowly."),
+    ("PIQA", PIQA | {"label": -1}, "How is a soup cooled? Stir it slowly."),
+    ("BoolQ", BOOLQ, "The sky over the sea is blue.\nQuestion: is the sky blue?"),
+    ("WinoGrande", WINOGRANDE, "Sarah thanked Maria gladly because Maria had helped."),
+    (
+        "WinoGrande",
+        WINOGRANDE | {"sentence": f"Today {WINOGRANDE['sentence']}"},
+        "Today Sarah thanked Maria gladly because _ had helped.",
+    ),
+    ("LAMBADA", LAMBADA, LAMBADA["text"]),
+    ("MATH", ALGEBRA, "What is $1+1$?\nBoth ones together are $2$."),
+    ("AIME", AIME, "Find the least prime number above 90 million."),
+    ("SVAMP", SVAMP, "Paco had 26 cookies. How many are left after 17?"),
+]
+
+
+@pytest.mark.parametrize(("layout", "record", "quotation"), QUOTATIONS)
+def test_a_document_that_quotes_a_published_item_whole_is_found(layout, record, quotation):
+    row = {"id": "x", "source": "s", "offset": 0, "text": json.dumps(record), "markup": JSON_RECORD}
+    _, index = index_items([row], (), RECIPE)
+    quoting = f"{prose(1)}\n{quotation}\n{prose(2)}"
+    assert index.first_hits([quoting, f"{prose(1)}\n{prose(2)}"]).tolist() == [0, -1]
+
+
+def test_every_published_layout_is_quoted():
+    assert {name for name, _, _ in QUOTATIONS} == {layout.dataset for layout in LAYOUTS} | {"SVAMP"}
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        (HELLASWAG, "choice_question"),
+        (PIQA, "choice_question"),
+        (WINOGRANDE, "choice_question"),
+        (ALGEBRA, "maths_problem"),
+        (AIME, "maths_problem"),
+        (SVAMP, "maths_problem"),
+        (LAMBADA, "evaluation_text"),
+    ],
+)
+def test_a_published_record_is_named_by_its_kind(record, kind):
+    assert views(json.dumps(record), JSON_RECORD)[0] == kind
+
+
+def test_a_record_that_only_has_fields_of_the_same_names_stays_as_it_is():
+    record = {"problem": "Sort the list.", "solution": "sorted(values)"}
+    assert views(json.dumps(record), JSON_RECORD)[1] == [("Sort the list.", ASKED), ("sorted(values)", INCIDENTAL)]
+    record = {"passage": "Mars is red.", "question": "Which planet is red?", "answer": "Mars"}
+    kind, protected = views(json.dumps(record), JSON_RECORD)
+    assert kind == "evaluation_text" and ("Mars is red.", INCIDENTAL) in protected
+    record = ALGEBRA | {"tests": "assert add(1, 1) == 2"}
+    assert {text for text, _ in views(json.dumps(record), JSON_RECORD)[1]} == set(record.values())
