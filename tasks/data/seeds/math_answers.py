@@ -12,7 +12,8 @@ from tasks.data.seeds.math_equality import are_equal
 
 ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 """Annotations of GSM8K's calculator: `<<48/2=24>>`."""
-STATED = re.compile(r"(?:####|(?:final )?answer(?: is)?(?:\s*[:=])?)\s*(\S.*)", re.IGNORECASE)
+MARK = re.compile(r"(?:####|answers?[\s*]*+(?:[:=]|(?:is|are)\b))[\s*:=]*+", re.IGNORECASE)
+EMPHASIS = "* \t\r\n"
 LEFT_OUT = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\s+")
 TEXT = re.compile(r"\\(?:text(?:normal|rm)?|mbox)\s*+\{([^{}]*+)\}")
 MEASURED = re.compile(
@@ -51,8 +52,8 @@ APPLY = {
 
 
 def final_answer(text: str) -> str:
-    """The content of the last \\boxed{...}, else the text after the last `####` or `answer:`; empty where there is
-    neither."""
+    """The content of the last \\boxed{...}, else the rest of the line after the last `####`, `answer:`, `answer =` or
+    `answer is`; empty where there is none."""
     start = text.rfind(BOX)
     if start >= 0:
         depth = 0
@@ -60,8 +61,13 @@ def final_answer(text: str) -> str:
             depth += {"{": 1, "}": -1}.get(text[index], 0)
             if depth == 0:
                 return text[start + len(BOX) : index].strip()
-    stated = STATED.findall(text)
-    return stated[-1].strip().rstrip(".") if stated else ""
+    marks = list(MARK.finditer(text))
+    return without_emphasis(text[marks[-1].end() :].partition("\n")[0]) if marks else ""
+
+
+def without_emphasis(answer: str) -> str:
+    """Without Markdown's asterisks around it, and the punctuation that ends it."""
+    return answer.strip(EMPHASIS).rstrip(f"{EMPHASIS}.,;:")
 
 
 def boxed_answers(text: str) -> list[str]:
