@@ -117,6 +117,8 @@ def required_call(asked: dict[str, Any]) -> RequiredCall | None:
         raise ValueError(
             'each of tools is {"type": "function", "function": {"name": ..., "parameters": SCHEMA}}'
         ) from None
+    if not all(isinstance(name, str) for name in shown):
+        raise ValueError(f"the names of tools are {list(shown)}: write strings")
     if not isinstance(asked.get("messages"), list):
         raise ValueError("messages is missing, or no list")
     if not isinstance(asked.get("chat_template_kwargs") or {}, dict):
@@ -127,9 +129,40 @@ def required_call(asked: dict[str, Any]) -> RequiredCall | None:
         if name not in shown:
             raise ValueError(f"tool_choice asks for the function {name!r}: name one of tools, {list(shown)}")
         shown = {name: shown[name]}
-    if asked.get("logprobs") or (asked.get("n") or 1) > 1:
+    if asked.get("logprobs") or asked.get("n") not in (None, 1):
         raise ValueError("a required call is one, without log-probabilities: leave n and logprobs out")
+    if not isinstance(asked.get("stream_options") or {}, dict):
+        raise ValueError("stream_options is no object")
+    for name, schema in shown.items():
+        _check_parameters(name, schema)
     return RequiredCall(asked, shown)
+
+
+def _check_parameters(name: str, schema: Schema) -> None:
+    """Raises ValueError where a keyword that is read here has no value of its type."""
+    if not isinstance(schema.get("properties") or {}, dict):
+        raise ValueError(f"parameters of {name}: properties is no object")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+        raise ValueError(f"parameters of {name}: required is {required!r}: list names of properties, or leave it out")
+    for key, value in _properties(schema).items():
+        _check_value(f"parameters of {name}: {key}", value, schema, ())
+
+
+def _check_value(place: str, schema: Any, whole: Schema, around: tuple[Schema, ...]) -> None:
+    """`around`: the schemas of which it is an option."""
+    schema = _resolved(schema, whole)
+    if any(schema is each for each in around):
+        raise ValueError(f"{place} is an option of itself in anyOf or oneOf")
+    if not isinstance(schema.get("enum", []), list):
+        raise ValueError(f"{place}: enum is {schema['enum']!r}: write a list of values")
+    if not isinstance(schema.get("type", ""), (str, list)):
+        raise ValueError(f"{place}: type is {schema['type']!r}: write a name, or a list of names")
+    options = schema.get("anyOf", schema.get("oneOf")) or []
+    if not isinstance(options, list):
+        raise ValueError(f"{place}: anyOf or oneOf is {options!r}: write a list of schemas")
+    for option in options:
+        _check_value(place, option, whole, (*around, schema))
 
 
 def grammar(parameters: Mapping[str, Schema]) -> str:
@@ -222,8 +255,8 @@ def _resolved(schema: Any, whole: Schema) -> Schema:
     """The schema that a reference inside `whole` names. Raises ValueError for a reference to nothing, or to itself."""
     seen = set()
     while isinstance(schema, dict) and "$ref" in schema:
-        address = schema["$ref"]
-        place, _, name = str(address).removeprefix("#/").partition("/")
+        address = str(schema["$ref"])
+        place, _, name = address.removeprefix("#/").partition("/")
         known = whole.get(place) if place in ("$defs", "definitions") else None
         if address in seen or not isinstance(known, dict) or name not in known:
             raise ValueError(f"the reference {address!r} leads nowhere: write #/$defs/NAME, and define NAME there")

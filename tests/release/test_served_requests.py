@@ -4,6 +4,7 @@ wrong."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import urllib.request
@@ -251,6 +252,55 @@ def test_a_reference_to_nothing_and_one_to_itself_are_refused():
         whole = {"properties": {"k": schema}, "$defs": {"a": {"$ref": "#/$defs/a"}}}
         with pytest.raises(ValueError, match="leads nowhere"):
             grammar({"f": whole})
+
+
+ITSELF = {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"anyOf": [{"$ref": "#/$defs/b"}]}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"required": None}, "parameters of f: required is None: list names"),
+        ({"required": 5}, "required is 5"),
+        ({"required": "a"}, "required is 'a'"),
+        ({"required": [["a"]]}, "required is"),
+        ({"properties": ["a"]}, "parameters of f: properties is no object"),
+        ({"properties": {"a": {"enum": 5}}}, "parameters of f: a: enum is 5: write a list"),
+        ({"properties": {"a": {"enum": None}}}, "enum is None"),
+        ({"properties": {"a": {"type": 5}}}, "type is 5: write a name"),
+        ({"properties": {"a": {"type": None}}}, "type is None"),
+        ({"properties": {"a": {"anyOf": 5}}}, "anyOf or oneOf is 5: write a list"),
+        ({"properties": {"a": {"oneOf": [{"enum": 5}]}}}, "a: enum is 5"),
+        ({"properties": {"a": {"$ref": ["b"]}}}, "leads nowhere"),
+        (ITSELF, "a is an option of itself"),
+    ],
+)
+def test_a_schema_whose_keywords_have_other_types_is_refused_with_the_reason(schema, reason):
+    asked = asked_for("required") | {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        required_call(asked)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"n": "2"}, "leave n and logprobs out"),
+        ({"n": 2}, "leave n and logprobs out"),
+        ({"n": [1]}, "leave n and logprobs out"),
+        ({"stream_options": "all"}, "stream_options is no object"),
+        ({"tools": [{"type": "function", "function": {"name": 5}}]}, "the names of tools are [5]: write strings"),
+    ],
+)
+def test_a_request_whose_fields_have_other_types_is_refused_with_the_reason(more, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        required_call(asked_for("required") | more)
+
+
+@pytest.mark.parametrize("schema", [*SCHEMAS.values(), {"properties": None}, {"properties": {"a": True}}])
+def test_a_schema_with_the_right_types_has_a_grammar(schema):
+    asked = asked_for("required", n=1, stream_options=None)
+    asked["tools"] = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    assert required_call(asked).completion("a")["grammar"] == grammar({"f": schema})
 
 
 def test_an_untrained_model_calls_by_any_schema_or_says_why_not(served):  # noqa: F811

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 FENCE = re.compile(r"```(?:diff|patch)\n(.*?)(?:```|\Z)", re.DOTALL)
 START = re.compile(r"^(?:diff --git |--- )", re.MULTILINE)
+LINE = re.compile(r"[^\n]*\n|[^\n]+")
+"""A line with its break. A form feed or another break of str.splitlines ends none: the lines of a diff hold them."""
 NO_FILE = "/dev/null"
 NO_NEWLINE = "\\"
 """Begins the line that says that the line before it has no line break."""
@@ -155,7 +157,7 @@ def _cut_break(before: str, old: list[str], new: list[str]) -> None:
 
 
 def _changed(text: str, change: FileChange) -> str:
-    lines = text.splitlines(keepends=True)
+    lines = LINE.findall(text)
     shift = 0
     for hunk in change.hunks:
         start = _place(lines, hunk, hunk.start + shift, change)

@@ -12,17 +12,30 @@ from tasks.data.seeds.math_equality import are_equal
 
 ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 """Annotations of GSM8K's calculator: `<<48/2=24>>`."""
-STATED = re.compile(r"(?:####|(?:final )?answer(?: is)?(?:\s*[:=])?)\s*(\S.*)", re.IGNORECASE)
-LEFT_OUT = re.compile(
-    r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\\text\{[^{}]*\}|\\mbox\{[^{}]*\}|\s+"
+MARK = re.compile(r"(?:####|answers?[\s*]*+(?:[:=]|(?:is|are)\b))[\s*:=]*+", re.IGNORECASE)
+EMPHASIS = "* \t\r\n"
+LEFT_OUT = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\s+")
+TEXT = re.compile(r"\\(?:text(?:normal|rm)?|mbox)\s*+\{([^{}]*+)\}")
+MEASURED = re.compile(
+    r"((?:(?<!_)\d|\}|\\pi|\\circ|%)\$?+(?:(?:\\right)?\))?(?:\s|\\[,;:! ])*+)?" + TEXT.pattern + r"(\^(?:\d|\{\d\}))?"
 )
-JOINED = re.compile(r"\\(?:text|mbox)\{\s*(?:or|and)\s*\}|(?<=[\s\d$)}])(?:or|and)(?=[\s\d$(\\])")
+"""A text after what ends a number, or without one; and the power of a unit."""
+NO_UNIT = re.compile(r",|\b(?:or|and|if|is|are|not|than)\b|(?<![a-z])\d", re.IGNORECASE)
+GOES_ON = re.compile(r"\s*+[\w(]")
+JOINING_TEXT = re.compile(r"(?:,\s*+)?\\(?:text|mbox)\{\s*+,?\s*+(?:or|and)\s*+\}")
+JOINING_WORD = re.compile(r"(?:,\s*+)?(?<=[\s\d$)}])(?:or|and)(?=[\s\d$(\\])")
 """What stands between two answers."""
+SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!)\s*+(?=\d{3}(?!\d))")
+"""What LaTeX writes between groups of three digits, and never between two numbers."""
+BRACKET_OR_GROUPS = re.compile(
+    r"(?P<groups>(?<![\d.,])\d{1,3}(?:,\d{3})++(?!,?\d))|(?P<argument>(?<=[\w}\]^])\{)|(?P<opening>[(\[{]|\\langle)"
+    r"|[)\]}]|\\rangle"
+)
+SUBSCRIPT = re.compile(r"_(\w)(?!\w)|(?<=[\dA-F])_(\d+)")
 MIXED = re.compile(
     r"(?<![\w.})^_/])(\d+)(?:\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)(\d)(?!\d))|\s+(\d+)/(\d+)(?![\d.]))"
 )
 """A mixed number: `2\\frac{1}{2}` or `2 1/2`."""
-TEXT = re.compile(r"\\(?:text|mbox)\{([^{}]*)\}")
 FRACTION = re.compile(r"\\frac\{(-?\d+)\}\{(-?\d+)\}|\\frac(\d)(\d)")
 BOX = "\\boxed{"
 BRACKETS = re.compile(r"\\boxed\{|[{}]")
@@ -39,8 +52,8 @@ APPLY = {
 
 
 def final_answer(text: str) -> str:
-    """The content of the last \\boxed{...}, else the text after the last `####` or `answer:`; empty where there is
-    neither."""
+    """The content of the last \\boxed{...}, else the rest of the line after the last `####`, `answer:`, `answer =` or
+    `answer is`; empty where there is none."""
     start = text.rfind(BOX)
     if start >= 0:
         depth = 0
@@ -48,8 +61,13 @@ def final_answer(text: str) -> str:
             depth += {"{": 1, "}": -1}.get(text[index], 0)
             if depth == 0:
                 return text[start + len(BOX) : index].strip()
-    stated = STATED.findall(text)
-    return stated[-1].strip().rstrip(".") if stated else ""
+    marks = list(MARK.finditer(text))
+    return without_emphasis(text[marks[-1].end() :].partition("\n")[0]) if marks else ""
+
+
+def without_emphasis(answer: str) -> str:
+    """Without Markdown's asterisks around it, and the punctuation that ends it."""
+    return answer.strip(EMPHASIS).rstrip(f"{EMPHASIS}.,;:")
 
 
 def boxed_answers(text: str) -> list[str]:
@@ -85,8 +103,35 @@ def without_annotations(text: str) -> str:
 def _unformatted(answer: str) -> str:
     text = re.sub(r"\\[dt]frac", r"\\frac", answer.strip().rstrip("."))
     text = re.sub(r"\\textbf\{\s*+\(?([^{}()]*+)\)?\s*+\}", r"\1", text)
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", re.sub(r"\{,\}", ",", text))
-    return MIXED.sub(_improper, JOINED.sub(",", text)) if len(text) <= MAX_CHARS else text
+    text = MEASURED.sub(_without_unit, JOINING_TEXT.sub(", ", text))
+    text = SEPARATOR.sub("", JOINING_WORD.sub(", ", text)).replace("{,}", ",")
+    text = SUBSCRIPT.sub(lambda index: f"_{{{index[1] or index[2]}}}", _ungrouped(text))
+    return MIXED.sub(_improper, text) if len(text) <= MAX_CHARS else text
+
+
+def _without_unit(written: re.Match[str]) -> str:
+    """A text is a unit after a number that it ends, as in `5\\text{ cm}^2`; any other is part of the answer."""
+    number, text, power = (part or "" for part in written.groups())
+    is_unit = number and not NO_UNIT.search(text) and not GOES_ON.match(written.string, written.end())
+    return number if is_unit else f"{number}{text}{power}"
+
+
+def _ungrouped(answer: str) -> str:
+    """Without the commas inside numbers. Those in the brackets of a tuple, an interval or a set, as in (100,200), are
+    between numbers, unless one begins with 0."""
+    are_lists: list[bool] = []
+
+    def read(part: re.Match[str]) -> str:
+        if part["groups"]:
+            is_number = not (are_lists and are_lists[-1]) or ",0" in part[0]
+            return part[0].replace(",", "") if is_number else part[0]
+        if part["argument"] or part["opening"]:
+            are_lists.append(not part["argument"])
+        elif are_lists:
+            are_lists.pop()
+        return part[0]
+
+    return BRACKET_OR_GROUPS.sub(read, answer) if "," in answer else answer
 
 
 def _improper(mixed: re.Match[str]) -> str:
@@ -100,9 +145,7 @@ def _readable(answer: str) -> str:
 
 
 def _plain(answer: str) -> str:
-    text = _unformatted(answer)
-    # A unit in \text is no part of an answer; an answer that is nothing else is that text.
-    return LEFT_OUT.sub("", text).lower() or LEFT_OUT.sub("", TEXT.sub(r"\1", text)).lower()
+    return LEFT_OUT.sub("", _unformatted(answer)).lower()
 
 
 def _number(text: str) -> Fraction | None:

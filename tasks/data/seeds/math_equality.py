@@ -169,15 +169,18 @@ class _Comparison:
         return all(self.arithmetic.are_equal(one.value, other.value) for one, other in zip(ours, theirs, strict=True))
 
     def _same_solutions(self, answer: Sequence[str], wanted: Sequence[str]) -> bool:
-        """Whether the differences of both sides have the same quotient at every point."""
+        """Whether the differences of both sides have the same quotient at every point. An identity has none."""
         ours, theirs = self._differences(answer), self._differences(wanted)
-        if all(self.arithmetic.are_equal(value, self.arithmetic.add(value, value)) for value in ours):
+        if self._are_zero(ours) or self._are_zero(theirs):
             return False
         multiply = self.arithmetic.multiply
         crossed = [
             (multiply(one, theirs[0]), multiply(other, ours[0])) for one, other in zip(ours, theirs, strict=True)
         ]
         return all(self.arithmetic.are_equal(*pair) for pair in crossed)
+
+    def _are_zero(self, values: Sequence[Value]) -> bool:
+        return all(self.arithmetic.are_equal(value, self.arithmetic.add(value, value)) for value in values)
 
     def _differences(self, sides: Sequence[str]) -> list[Value]:
         left, right = (self._values(side) for side in sides)

@@ -68,6 +68,27 @@ def test_every_check_has_an_answer_on_each_side(name):
 
 
 @pytest.mark.parametrize(
+    ("text", "num_sentences"),
+    [
+        ("Pi is 3.14159. It costs 2.50 dollars.", 2),
+        ("Version 1.2.3.4 of Foo.", 1),
+        ("你好。今天天气很好。我们去公园吧。", 3),
+        ("क्या हाल है? सब ठीक है।", 2),
+        ("So... it is?! Yes", 3),
+        ('He said "No." Then (he left.) And **now.** We `wait.` *', 4),
+        ("One\nline. --- \n...", 1),
+        ("***", 0),
+        ("a\ud800. b.", 2),
+    ],
+)
+def test_a_sentence_ends_where_white_space_follows_or_its_mark_is_wide(text, num_sentences):
+    name = "length_constraints:number_sentences"
+    assert satisfies(text, name, {"num_sentences": num_sentences, "relation": "at least"})
+    assert satisfies(text, name, {"num_sentences": num_sentences + 1, "relation": "less than"})
+    assert not satisfies(text, name, {"num_sentences": num_sentences + 1, "relation": "at least"})
+
+
+@pytest.mark.parametrize(
     ("name", "arguments", "reason"),
     [
         ("language:response_language", {"language": "kn"}, "unsupported_constraint"),

@@ -42,6 +42,17 @@ def test_a_diff_leads_from_the_text_that_it_was_made_of_to_the_other():
             assert apply_patch({"a.py": before, "b.py": "b"}, diff(before, after)) == {"a.py": after, "b.py": "b"}
 
 
+@pytest.mark.parametrize("mark", ["\x0c", "\x0b", "\x1c", "\x1e", "\x85", "\u2028", "\u2029", "\r"])
+def test_lines_of_a_text_end_where_those_of_its_diff_do(mark):
+    """As git ends them; str.splitlines knows more breaks."""
+    before = f"x = 1\n{mark}\nS = 'a{mark}b'\nreturn 1{mark}"
+    patch = (
+        f"--- a/a.py\n+++ b/a.py\n@@ -1,4 +1,4 @@\n x = 1\n {mark}\n S = 'a{mark}b'\n"
+        f"-return 1{mark}\n\\ No newline at end of file\n+return 2{mark}\n\\ No newline at end of file\n"
+    )
+    assert apply_patch({"a.py": before}, patch) == {"a.py": before.replace("return 1", "return 2")}
+
+
 def test_files_are_made_renamed_and_removed():
     tree = {"a/old.py": "one\ntwo\n", "b.py": "b\n"}
     renamed = "diff --git a/a/old.py b/a/new.py\nrename from a/old.py\nrename to a/new.py\n"
