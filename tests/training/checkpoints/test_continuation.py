@@ -18,11 +18,11 @@ from tasks.training.state.checkpoints import (
     start_checkpoint,
     write_file,
 )
-from tasks.training.state.continuation import protected_steps, saved_position
+from tasks.training.state.continuation import find_continuation, protected_steps, saved_position
 from tasks.training.state.measurements import Measurement, better
 from tasks.training.state.position import Position
 from tasks.training.state.saved_state import STATE_FILE
-from tasks.training.state.spikes import Spike, skipped_by
+from tasks.training.state.spikes import Spike, read_skipped, record_spike, skipped_by
 from tasks.training.state.state import load_checkpoint
 from tests.support.training_inputs import small_recipe
 
@@ -83,6 +83,22 @@ def test_a_damaged_checkpoint_protects_nothing(tmp_path):
     position = START.model_copy(update={"step": 41})
     assert saved_position(checkpoint_dir_of(tmp_path, 35)) is None
     assert protected_steps(tmp_path, RECIPE, position, NUM_KEPT) == {35, 40}
+
+
+def test_a_rollback_that_a_kill_interrupts_is_finished_by_the_next_start(tmp_path):
+    trained(tmp_path, START, 41, {20: 1.00, 40: 0.99})
+    spike = Spike(41, "inf", 1.0, 1.0, None, None, None)
+    record_spike(tmp_path, spike, skipped_by(RECIPE.spikes, spike), True, {})
+    found, problems = find_continuation(tmp_path)
+    assert found == checkpoint_dir_of(tmp_path, 35) and not problems
+    assert saved_steps(tmp_path) == [20, 35]
+
+
+def test_a_checkpoint_that_knows_of_the_steps_left_out_is_continued(tmp_path):
+    spike = Spike(41, "inf", 1.0, 1.0, None, None, None)
+    record_spike(tmp_path, spike, skipped_by(RECIPE.spikes, spike), True, {})
+    commit(tmp_path, START.model_copy(update={"step": 40, "skipped": read_skipped(tmp_path)}))
+    assert find_continuation(tmp_path)[0] == checkpoint_dir_of(tmp_path, 40)
 
 
 @pytest.fixture
