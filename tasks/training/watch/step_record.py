@@ -83,7 +83,8 @@ class StepRecord:
         job, interval = self._job, self._interval
         seconds = time.perf_counter() - interval.started - interval.paused_seconds
         attended_tokens = interval.squared_lengths / max(1, interval.num_positions)
-        flops = phase_flops_per_token(job.recipe, attended_tokens) * interval.num_positions
+        is_adapted = job.recipe.adapter.kind != "none"
+        flops = phase_flops_per_token(job.recipe, attended_tokens, is_adapted) * interval.num_positions
         use = result.expert_use
         return {
             "tokens": position.course_tokens,
