@@ -141,10 +141,10 @@ def train(training: Training, interruption: Interruption) -> None:
         refuse_constant_rewards(recipe, training.position)
         measured = _measure(training) if is_due(recipe, plan) and training.held_out is not None else None
         if training.record is not None:
-            if is_taken or data.metrics or measured is not None:
+            if is_taken or data.metrics:
                 training.record.taken(training.position, plan, data, result, measured)
             else:
-                training.record.passed_over(training.position)
+                training.record.passed_over(training.position, measured)
         is_to_be_kept = recipe.validation.keep == "best" and measured is not None and training.position.best == measured
         if training.is_done:
             leave_best(training)
@@ -187,6 +187,8 @@ def _read_and_take(training: Training, plan: StepPlan, step: int) -> tuple[StepD
 
 def save(training: Training) -> None:
     """Write a checkpoint, which is uploaded behind the training."""
+    if training.record is not None:
+        training.record.log_last()
     started = time.perf_counter()
     training.checkpoints.finish()
     job, position = training.job, training.position
