@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tasks.report.report_charts import WIDTH, Line, curves
-from tasks.report.report_training import PAIR_LOSS, REWARD, read_metrics
+from tasks.report.report_training import PAIR_LOSS, REWARD, read_metrics, sampled_lines
 
 if TYPE_CHECKING:
     from infra.step import Artifact
@@ -21,15 +21,17 @@ def phase_chart(checkpoint: Artifact[Any]) -> bytes | None:
     metrics = read_metrics(checkpoint)
     if not metrics:
         return None
-    if REWARD in metrics[0]:
+    if rewarded := sampled_lines(metrics):
         drawn = curves(
             "steps",
             "mean reward of sampled answers",
-            [Line("per step", [(line["step"], line[REWARD]) for line in metrics])],
+            [Line("per step", [(line["step"], line[REWARD]) for line in rewarded])],
         )
     else:
         names = {"next token": ("lm", "accent"), "token after it (MTP)": ("mtp", "second")}
-        points = {name: [(line["tokens"], line[key]) for line in metrics] for name, (key, _) in names.items()}
+        points = {
+            name: [(line["tokens"], line[key]) for line in metrics if key in line] for name, (key, _) in names.items()
+        }
         lines = [
             Line(name, points[name], colour) for name, (_, colour) in names.items() if any(y for _, y in points[name])
         ]

@@ -75,8 +75,8 @@ def spikes_section(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> st
 
 
 def skipped_steps(metrics: Metrics) -> int:
-    """Steps whose rows were left out, as the last line of the log counts them."""
-    return int(metrics[-1].get("skipped_steps", 0))
+    """Steps whose rows were left out: each line counts those since the line before it."""
+    return int(sum(line.get("skipped_steps", 0) for line in metrics))
 
 
 def packed_table(phases: ReportedPhases) -> str:

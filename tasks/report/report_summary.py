@@ -15,7 +15,7 @@ from tasks.report.report_charts import SMALL_HEIGHT, SMALL_WIDTH, Line, bars, cu
 from tasks.report.report_data import funnel_bars
 from tasks.report.report_inputs import ReportedPhase, ReportedPhases
 from tasks.report.report_page import framed, heading, paragraph, side_by_side, table, with_note
-from tasks.report.report_training import REWARD, phase_spans, read_metrics, visible
+from tasks.report.report_training import phase_spans, read_metrics, sampled_lines, visible
 
 if TYPE_CHECKING:
     from infra.step import Artifact
@@ -83,7 +83,7 @@ def overview_section(data: PreparedData, phases: ReportedPhases) -> str:
     lines = [
         Line("loss", [(span.start + line["tokens"], line["lm"]) for line in metrics if "lm" in line])
         for span, phase in zip(phase_spans(path), path, strict=True)
-        if (metrics := read_metrics(phase.checkpoint)) and REWARD not in metrics[0]
+        if (metrics := read_metrics(phase.checkpoint)) and not sampled_lines(metrics)
     ]
     lines = [line for line in lines if line.points]
     if lines:

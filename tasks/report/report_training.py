@@ -133,7 +133,8 @@ def _table(phases: ReportedPhases) -> str:
             for phase in phases
         ],
         "peak memory": [
-            Figure(f"{metrics[-1]['memory_bytes'] / 2**30:.2f} GiB" if metrics else "") for _, _, metrics in logged
+            Figure(f"{max(line.get('memory_bytes', 0) for line in metrics) / 2**30:.2f} GiB" if metrics else "")
+            for _, _, metrics in logged
         ],
         "tensors without a gradient": [Figure(f"{len(record.unreached_tensors) or ''}") for _, record, _ in logged],
         "error of the merge": [
@@ -168,8 +169,8 @@ def _number(value: float | None) -> Figure:
 
 
 def median_of(metrics: Metrics, name: str) -> float:
-    """Over the lines of a log."""
-    values = sorted(line[name] for line in metrics)
+    """Over the lines of a log that have it: one of a step that a spike left out has no speed."""
+    values = sorted(line[name] for line in metrics if name in line)
     return values[len(values) // 2]
 
 
@@ -179,7 +180,7 @@ def _losses(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Seque
     for name, key, colour in (("next token", "lm", "accent"), ("token after it (MTP)", "mtp", "second")):
         for _, span, metrics in trained:
             points = _points(span, metrics, key)
-            if not _sampled_lines(metrics) and any(value for _, value in points):
+            if not sampled_lines(metrics) and any(value for _, value in points):
                 lines.append(Line(name, points, colour, width=2 if key == "lm" else 1.4))
     return heading("Loss") + curves("tokens", "cross-entropy, nats per token", lines, spans) if lines else ""
 
@@ -204,9 +205,8 @@ def load_strips(phases: ReportedPhases) -> str | None:
 
 def _loads(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequence[Span]) -> tuple[str, str] | None:
     """The picture, and a sentence about it."""
-    layers = sorted(
-        (key for key in trained[0][2][0] if key.startswith(LOAD)), key=lambda key: int(key.removeprefix(LOAD))
-    )
+    names = {key for line in trained[0][2] for key in line if key.startswith(LOAD)}
+    layers = sorted(names, key=lambda key: int(key.removeprefix(LOAD)))
     if not layers:
         return None
     rows = [
@@ -225,7 +225,7 @@ def _loads(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequen
 def _rewards(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> str:
     parts = []
     for phase, _, metrics in trained:
-        if rewarded := _sampled_lines(metrics):
+        if rewarded := sampled_lines(metrics):
             points = [(line["step"], line[REWARD]) for line in rewarded]
             lines = [
                 Line("per step", points, "soft", 1, 0.7),
@@ -236,7 +236,7 @@ def _rewards(trained: Sequence[tuple[ReportedPhase, Span, Metrics]]) -> str:
     return "".join(parts)
 
 
-def _sampled_lines(metrics: Metrics) -> Metrics:
+def sampled_lines(metrics: Metrics) -> Metrics:
     """The lines of steps that sampled answers: one that is passed over after a spike has none."""
     return [line for line in metrics if REWARD in line]
 

@@ -33,19 +33,14 @@ from tasks.training.loop.prepare_training import prepare_training
 from tasks.training.loop.rank_process import Interruption, configure_process
 from tasks.training.loop.training_step import NO_LOSSES, StepResult, pass_over, take_step
 from tasks.training.loop.validation import HeldOut
-from tasks.training.parallel.control import leave_together, wait_for_all
+from tasks.training.parallel.control import leave_together, on_first_rank, wait_for_all
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.policy.rewards import RewardError, refuse_constant_rewards
 from tasks.training.policy.rollouts import SAMPLING_PARTS
 from tasks.training.policy.served_engine import EngineError
 from tasks.training.schedule.schedules import StepPlan, plan_step, trains_mtp
-from tasks.training.state.checkpoints import (
-    DamagedCheckpointError,
-    FencedError,
-    checkpoint_dir_of,
-    discard_checkpoints,
-    saved_steps,
-)
+from tasks.training.state.checkpoints import DamagedCheckpointError, FencedError, checkpoint_dir_of, discard_checkpoints
+from tasks.training.state.continuation import protected_steps
 from tasks.training.state.export import export_checkpoint
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.measurements import Measurement, better, is_due
@@ -146,10 +141,10 @@ def train(training: Training, interruption: Interruption) -> None:
         refuse_constant_rewards(recipe, training.position)
         measured = _measure(training) if is_due(recipe, plan) and training.held_out is not None else None
         if training.record is not None:
-            if is_taken or data.metrics or measured is not None:
+            if is_taken or data.metrics:
                 training.record.taken(training.position, plan, data, result, measured)
             else:
-                training.record.passed_over(training.position)
+                training.record.passed_over(training.position, measured)
         is_to_be_kept = recipe.validation.keep == "best" and measured is not None and training.position.best == measured
         if training.is_done:
             leave_best(training)
@@ -191,15 +186,15 @@ def _read_and_take(training: Training, plan: StepPlan, step: int) -> tuple[StepD
 
 
 def save(training: Training) -> None:
-    """Write a checkpoint, which is uploaded behind the training. Kept are the newest ones, that of the best
-    measurement, and those needed to go back after a spike."""
+    """Write a checkpoint, which is uploaded behind the training."""
+    if training.record is not None:
+        training.record.log_last()
     started = time.perf_counter()
     training.checkpoints.finish()
-    position, recipe = training.position, training.job.recipe
-    base = position.step + 1 - recipe.spikes.skip_steps
-    way_back = [step for step in (*saved_steps(training.work_dir), position.step) if step <= base]
-    best = [position.best.step] if position.best is not None and recipe.validation.keep == "best" else []
-    training.checkpoints.save(training.trainable, position, protected_steps={*way_back[-1:], *best})
+    job, position = training.job, training.position
+    num_kept = job.resources.num_kept_checkpoints
+    protected = on_first_rank(lambda: protected_steps(training.work_dir, job.recipe, position, num_kept))
+    training.checkpoints.save(training.trainable, position, protected)
     training.saved_step = position.step
     if training.record is not None:
         training.record.paused(time.perf_counter() - started)

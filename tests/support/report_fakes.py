@@ -79,7 +79,7 @@ TOKENS_PER_STEP = 8192
 
 
 def metrics_of_phase(name: str) -> list[dict[str, float]]:
-    """Lines as the worker writes them."""
+    """Lines as the worker writes them; the first is of a measured step that a spike left out."""
     lines = []
     for step in range(1, STEPS[name] + 1):
         wave = math.sin(step * 1.7)
@@ -92,15 +92,16 @@ def metrics_of_phase(name: str) -> list[dict[str, float]]:
             "expert_load_1": 1.6 + 0.3 * wave,
             "validation_bits_per_byte_web": 3 - 0.02 * step,
             "validation_bits_per_byte_code": 2 - 0.01 * step,
-            "skipped_steps": 2,
+            "skipped_steps": 0,
             "tokens_per_second": 3000.0 + 10 * step,
             "mfu": 0.21,
             "memory_bytes": 1.5 * 2**30,
         }
         parts = {"pass_rate": 0.25, "reward_format": 0.5, "reward_length": -0.125, "unverified": 1.0}
         rewarded = {"reward_mean": 0.3 + 0.02 * step + 0.05 * wave, **parts}
-        is_passed_over = step == 1  # as after a spike
-        lines.append(line | (rewarded if name == "rl_reasoning" and not is_passed_over else {}))
+        lines.append(line | (rewarded if name == "rl_reasoning" else {}))
+    measured = {key: value for key, value in lines[0].items() if key in ("step", "tokens") or "validation" in key}
+    lines[0] = {**measured, "skipped_steps": 2, "rollbacks": 1}
     return lines
 
 

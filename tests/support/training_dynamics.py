@@ -151,7 +151,8 @@ def spikes_and_measurements(rank: int, num_ranks: int, described: dict[str, Any]
     trained(every)
     result["left_out"] = [[line["first_skipped_step"], line["step"]] for line in spikes(every)]
     result["evidence"] = spikes(every)[0]
-    result["metric_steps"] = [line["step"] for line in metrics(every)]
+    result["metric_steps"] = [line["step"] for line in metrics(every) if "loss" in line]
+    result["num_skipped"] = sum(line["skipped_steps"] for line in metrics(every))
     result["equals_a_run_without_the_steps"] = is_equal(newest(every), plain_loop(bad, [1, 2, 4, 6]))
 
     two = variant(

@@ -54,7 +54,7 @@ def rolled_back(inputs, tmp_path_factory):
 def test_the_rows_of_a_spike_are_left_out_and_nothing_else(rolled_back):
     assert rolled_back["left_out"] == [[POISONED_STEP] * 2, [SECOND_POISONED_STEP] * 2]
     assert rolled_back["equals_a_run_without_the_steps"] and rolled_back["two_left_out"]
-    assert rolled_back["metric_steps"] == [1, 2, 4, 6]
+    assert rolled_back["metric_steps"] == [1, 2, 4, 6] and rolled_back["num_skipped"] == 2
 
 
 def test_neither_checkpoints_nor_interruptions_change_the_result(rolled_back):

@@ -38,7 +38,7 @@ from tasks.training.parallel.trainable import Trainable
 from tasks.training.parallel.whole_matrices import WholeMatrices
 from tasks.training.parallel.zero_partitions import ZeroPartitions
 from tasks.training.plan.launch_rules import refuse_impossible_training
-from tasks.training.state.checkpoints import find_checkpoint
+from tasks.training.state.continuation import find_continuation
 from tasks.training.state.initial_weights import InitialWeights
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.node_checkpoints import finish_uploads
@@ -165,7 +165,7 @@ def restore_state(job: TrainingJob, trainable: Trainable, shapes: dict[str, torc
     model's tensors, under checkpoint names. Raises DamagedCheckpointError on all ranks."""
     recipe = job.recipe
     finish_uploads(job)
-    checkpoint_dir, problems = on_first_rank(lambda: find_checkpoint(Path(job.work_dir)))
+    checkpoint_dir, problems = on_first_rank(lambda: find_continuation(Path(job.work_dir)))
     for problem in problems:
         if dist.get_rank() == 0:
             print(f"{problem}: falling back to {checkpoint_dir or 'the start of the phase'}", flush=True)

@@ -94,9 +94,11 @@ def normalized(advantages_BT: Tensor, is_answer_BT: Tensor) -> Tensor:
 
 def explained_variance(returns_A: Tensor, values_A: Tensor) -> float:
     """1 - var(returns - values) / var(returns): 1 where the values are the returns, 0 where they say no more than the
-    mean, below that where they say less. 0 where all returns are equal."""
+    mean, below that where they say less. 0 where all returns are equal but for rounding: each is a sum of values."""
     variance = returns_A.var(correction=0)
-    return float(1 - (returns_A - values_A).var(correction=0) / variance) if variance else 0.0
+    largest = torch.maximum(returns_A.abs().max(), values_A.abs().max())
+    rounding = torch.finfo(returns_A.dtype).eps * len(returns_A) ** 0.5 * largest
+    return float(1 - (returns_A - values_A).var(correction=0) / variance) if variance > rounding**2 else 0.0
 
 
 @torch.no_grad()

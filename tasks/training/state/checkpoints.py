@@ -189,7 +189,7 @@ def find_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
     ]
     problems = []
     for path in committed:
-        problem = _find_missing(path)
+        problem = find_missing(path)
         if not problem:
             return path, problems
         problems.append(str(DamagedCheckpointError(path, problem)))
@@ -198,7 +198,7 @@ def find_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
 
 def find_damage(checkpoint_dir: Path) -> str:
     """What differs between a checkpoint and its index, all files read; empty if nothing."""
-    return _find_missing(checkpoint_dir) or find_damage_among(checkpoint_dir, read_index(checkpoint_dir))
+    return find_missing(checkpoint_dir) or find_damage_among(checkpoint_dir, read_index(checkpoint_dir))
 
 
 def find_damage_among(directory: Path, files: Mapping[str, SavedFile]) -> str:
@@ -215,7 +215,8 @@ def find_damage_among(directory: Path, files: Mapping[str, SavedFile]) -> str:
     return ""
 
 
-def _find_missing(checkpoint_dir: Path) -> str:
+def find_missing(checkpoint_dir: Path) -> str:
+    """Why the index does not read, or which file is missing or has another size; empty if nothing. Reads no file."""
     try:
         return _find_other_size(checkpoint_dir, read_index(checkpoint_dir))
     except (OSError, ValueError) as error:

@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 import threading
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +73,7 @@ class NodeCheckpoints:
         self._upload: Upload | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._is_uploaded, self._is_given_up = threading.Event(), threading.Event()
 
     def save(self, trainable: Trainable, position: Position, protected_steps: Collection[int] = ()) -> None:
         """Begin to write a checkpoint. Those of the protected steps are kept. Raises OSError, on all ranks, where one
@@ -88,6 +88,7 @@ class NodeCheckpoints:
             raise OSError(f"{error}: set node_dir to a directory on a disk of each node, or to ''") from error
         on_first_rank(lambda: start_checkpoint(self.work_dir, step))
         self._upload = Upload(step, rank, dist.get_world_size(), tuple(protected_steps), own_fencing())
+        self._is_uploaded, self._is_given_up = threading.Event(), threading.Event()
         arguments = (self._upload, take_snapshot(trainable, position), directory)
         self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
         self._thread.start()
@@ -96,12 +97,19 @@ class NodeCheckpoints:
         """Wait until the last save is committed. Raises as `save`."""
         if self._upload is None or self._thread is None:
             return
+        self._is_uploaded.wait()
+        if any(gathered(self._failure())):
+            self._is_given_up.set()  # on a full disk a rank has no part file either, for which rank 0 would wait
         self._thread.join()
+        upload, self._upload, self._thread = self._upload, None, None
+        _raise_failures(upload.step, gathered(self._failure()))
+        shutil.rmtree(_step_dir(self.job, upload.rank, upload.step), ignore_errors=True)
+
+    def _failure(self) -> str:
+        """Why this rank could not write; empty where it could, or has not failed so far."""
         if self._error is not None and not isinstance(self._error, OSError):
             raise self._error
-        upload, self._upload, self._thread = self._upload, None, None
-        _raise_failures(upload.step, gathered("" if self._error is None else str(self._error)))
-        shutil.rmtree(_step_dir(self.job, upload.rank, upload.step), ignore_errors=True)
+        return "" if self._error is None else str(self._error)
 
     def _run(self, upload: Upload, snapshot: Snapshot, directory: Path) -> None:
         try:
@@ -111,10 +119,13 @@ class NodeCheckpoints:
             files = str(error)
         try:
             upload_files(self.work_dir, upload, files, directory)
+            self._is_uploaded.set()
             if upload.rank == 0:
-                _commit(self.job, upload)
+                _commit(self.job, upload, self._is_given_up)
         except Exception as error:
             self._error = error
+        finally:
+            self._is_uploaded.set()
 
 
 def write_snapshot(directory: Path, rank: int, snapshot: Snapshot) -> dict[str, SavedFile]:
@@ -127,7 +138,8 @@ def write_snapshot(directory: Path, rank: int, snapshot: Snapshot) -> dict[str, 
 
 
 def upload_files(work_dir: Path, upload: Upload, files: dict[str, SavedFile] | str, directory: Path) -> None:
-    """Bring a rank's files, or why there are none, into the checkpoint that is being written, and tell rank 0."""
+    """Bring a rank's files, or why there are none, into the checkpoint that is being written, and tell rank 0. Raises
+    OSError."""
     temporary = unfinished_dir_of(work_dir, upload.step)
     why = files if isinstance(files, str) else ""
     try:
@@ -140,17 +152,21 @@ def upload_files(work_dir: Path, upload: Upload, files: dict[str, SavedFile] | s
     except OSError as error:
         why = str(error)
     part = {"why": why, "files": {} if why else _as_json(files)}
-    replace_durably(_part(temporary, upload.rank), json.dumps(part).encode())
+    try:
+        replace_durably(_part(temporary, upload.rank), json.dumps(part).encode())
+    except OSError as error:
+        why = why or str(error)
     if why:
         raise OSError(why)
 
 
-def _commit(job: TrainingJob, upload: Upload) -> None:
-    """Wait for the parts of all ranks, and make the checkpoint the newest one."""
+def _commit(job: TrainingJob, upload: Upload, is_given_up: threading.Event) -> None:
+    """Wait for the parts of all ranks, unless it is given up meanwhile, and make the checkpoint the newest one."""
     work_dir = Path(job.work_dir)
     temporary = unfinished_dir_of(work_dir, upload.step)
     while len(parts := sorted(temporary.glob("part-*"))) < upload.num_ranks:
-        time.sleep(POLL_SECONDS)
+        if is_given_up.wait(POLL_SECONDS):
+            return
     contents = [json.loads(part.read_text()) for part in parts]
     if any(content["why"] for content in contents):
         return  # that rank raises its reason
@@ -186,7 +202,7 @@ def finish_uploads(job: TrainingJob) -> None:
             if key[0] == step and holders[key] == dist.get_rank():
                 upload_files(work_dir, upload, files, path)
         wait_for_all()
-        on_first_rank(lambda: _commit(job, uploads[step]))
+        on_first_rank(lambda: _commit(job, uploads[step], threading.Event()))
         if dist.get_rank() == 0:
             print(f"checkpoint of step {step} was whole on the nodes: uploaded", flush=True)
     if _is_first_of_node():

@@ -28,7 +28,7 @@ from tasks.training.parallel.control import gathered, on_first_rank
 from tasks.training.parallel.partitions import Piece, frozen_pieces_of, pieces_of
 from tasks.training.parallel.ranks import Axis, Ranks
 from tasks.training.parallel.shards import whole_shape
-from tasks.training.state.checkpoints import DamagedCheckpointError, SavedFile, read_index
+from tasks.training.state.checkpoints import DamagedCheckpointError, SavedFile, find_missing, read_index
 from tasks.training.state.own_runs import holders, own_range, runs_of, windows
 from tasks.training.state.position import Position
 from tasks.training.state.saved_state import STATE_FILE, SavedState, SavedTensors
@@ -114,6 +114,8 @@ def load_checkpoint(trainable: Trainable, checkpoint_dir: Path) -> Position:
     Raises DamagedCheckpointError on all of them; the state is then undefined."""
 
     def opened() -> tuple[dict[str, SavedFile], bytes, str]:
+        if missing := find_missing(checkpoint_dir):
+            return {}, b"", missing
         saved = SavedState(checkpoint_dir, read_index(checkpoint_dir))
         return dict(saved.files), bytes(saved.position_bytes()), saved.damage
 

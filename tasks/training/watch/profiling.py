@@ -96,7 +96,10 @@ class StepProfiler:
     def _write_flops(self) -> None:
         num_positions, recipe = max(1, self._num_positions), self._job.recipe
         formula = training_flops_per_token(
-            recipe.model, self._squared_lengths / num_positions, trains_mtp=trains_mtp(recipe)
+            recipe.model,
+            self._squared_lengths / num_positions,
+            recipe.adapter.kind != "none",
+            trains_mtp=trains_mtp(recipe),
         )
         counted = self._num_flops / num_positions
         figures = {"counted_flops_per_token": counted, "formula_flops_per_token": formula, "ratio": counted / formula}

@@ -4,6 +4,8 @@ same metrics."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from configs.files.progress_file import ProgressFile
@@ -31,6 +33,8 @@ class StepRecord:
         self._progress = ProgressFile(work_dir)
         self._trackers = open_trackers(job, position.step)
         self._interval = _Interval()
+        self._unlogged: Callable[[], dict[str, float]] | None = None
+        """The values of the last step, which has no line so far."""
         self._time = TimeLog(work_dir, position.step, device_name(job.resources.device))
         self._step = position.step
 
@@ -48,16 +52,22 @@ class StepRecord:
         self._time.paused(seconds)
         self._time.seen(self._step)
 
-    def passed_over(self, position: Position) -> None:
-        """A step that a spike left out has no line of its own."""
+    def passed_over(self, position: Position, measured: Measurement | None) -> None:
+        """A step that a spike left out has a line only where it was measured or saved, without losses and speed."""
+        if self._interval.num_tokens:
+            self.log_last()
         self._interval.num_skipped += 1
         self._step = position.step
         self._show_progress(position, "passed over after a spike")
+        self._unlogged = partial(self._values_passed_over, position)
+        if measured is not None:
+            self.log_last(measured)
 
     def taken(
         self, position: Position, plan: StepPlan, data: StepData, result: StepResult, measured: Measurement | None
     ) -> None:
-        """The line of a step, where one is due: at the interval, at the phase's end, and of every measured step."""
+        """The line of a step, where one is due: at the interval, at the phase's end, of every measured step, and by
+        `log_last` of every saved one."""
         self._interval.add(plan, result)
         self._step = position.step
         self._time.waited(-sum(data.metrics.get(part, 0.0) for part in SAMPLING_PARTS))
@@ -65,25 +75,43 @@ class StepRecord:
         self._show_progress(position, f"{name} {figure:.3f}", figure)
         if self._rollouts is not None:
             self._rollouts.append(data.rollouts)
+        self._unlogged = partial(self._values, position, plan, data.metrics, result)
         is_last = position.num_tokens >= self._job.recipe.num_tokens
-        if measured is None and not is_last and position.step % self._job.resources.log_interval_steps:
+        if measured is not None or is_last or position.step % self._job.resources.log_interval_steps == 0:
+            self.log_last(measured)
+
+    def log_last(self, measured: Measurement | None = None) -> None:
+        """Write the line of the last step, unless it has one. It comes before each checkpoint: a start that continues
+        from there knows nothing of the steps that are in no line."""
+        if self._unlogged is None:
             return
-        values = self._values(position, plan, data, result) | (measured.metrics() if measured is not None else {})
-        self._metrics.append([{"step": position.step, **values}])
-        self._time.seen(position.step)
+        values = self._unlogged() | (measured.metrics() if measured is not None else {})
+        self._metrics.append([{"step": self._step, **values}])
+        self._time.seen(self._step)
         for tracker in self._trackers:
-            tracker.log(position.step, values)
-        self._interval = _Interval()
+            tracker.log(self._step, values)
+        self._unlogged = None
+        if self._interval.num_tokens:
+            self._interval = _Interval()
+        else:
+            self._interval.num_skipped = 0  # the seconds belong to the next step that is taken
 
     def close(self) -> None:
         for tracker in self._trackers:
             tracker.close()
 
-    def _values(self, position: Position, plan: StepPlan, data: StepData, result: StepResult) -> dict[str, float]:
+    def _values_passed_over(self, position: Position) -> dict[str, float]:
+        num_skipped, num_rollbacks = self._interval.num_skipped, len(position.skipped)
+        return {"tokens": position.course_tokens, "skipped_steps": num_skipped, "rollbacks": num_rollbacks}
+
+    def _values(
+        self, position: Position, plan: StepPlan, metrics: dict[str, float], result: StepResult
+    ) -> dict[str, float]:
         job, interval = self._job, self._interval
         seconds = time.perf_counter() - interval.started - interval.paused_seconds
         attended_tokens = interval.squared_lengths / max(1, interval.num_positions)
-        flops = phase_flops_per_token(job.recipe, attended_tokens) * interval.num_positions
+        is_adapted = job.recipe.adapter.kind != "none"
+        flops = phase_flops_per_token(job.recipe, attended_tokens, is_adapted) * interval.num_positions
         use = result.expert_use
         return {
             "tokens": position.course_tokens,
@@ -107,7 +135,7 @@ class StepRecord:
             "filled_positions": interval.num_positions,
             "skipped_steps": interval.num_skipped,
             "rollbacks": len(position.skipped),
-            **data.metrics,
+            **metrics,
         }
 
 

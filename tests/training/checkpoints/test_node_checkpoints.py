@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tasks.training.state import node_checkpoints
-from tasks.training.state.checkpoints import checkpoint_dir_of, find_checkpoint
+from tasks.training.state.checkpoints import checkpoint_dir_of, find_checkpoint, unfinished_dir_of
 from tasks.training.state.job import TrainingJob
 from tests.support.rank_processes import on_ranks
 from tests.support.training_dynamics import metrics, state_digest, trained
@@ -57,6 +57,18 @@ def upload_by(job: TrainingJob, upload: Callable[[Path, Path], None]) -> None:
     node_checkpoints.link_or_copy = of_step
 
 
+def write_no_part(job: TrainingJob) -> None:
+    """The part file of KILLED_STEP finds the disk full too."""
+    plain = node_checkpoints.replace_durably
+
+    def full(path: Path, data: bytes) -> None:
+        if path.parent == unfinished_dir_of(Path(job.work_dir), KILLED_STEP):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        plain(path, data)
+
+    node_checkpoints.replace_durably = full
+
+
 def train(rank: int, num_ranks: int, values: dict[str, Any], fencing: int, deed: str) -> dict[str, Any]:
     """One start of the job, in which something may happen to an upload."""
     os.environ["GLM46_FENCING"] = str(fencing)
@@ -76,7 +88,9 @@ def train(rank: int, num_ranks: int, values: dict[str, Any], fencing: int, deed:
         seen["went_on"] = wait_until(lambda: KILLED_STEP + 1 in [line["step"] for line in metrics(job)])
         shutil.copyfile(source, target)
 
-    deeds = {"kill": kill, "fail": fail, "wait": wait_for_the_next_step}
+    deeds = {"kill": kill, "fail": fail, "no part": fail, "wait": wait_for_the_next_step}
+    if deed == "no part" and rank == num_ranks - 1:
+        write_no_part(job)
     if deed in deeds and rank == num_ranks - 1:
         upload_by(job, deeds[deed])
     try:
@@ -128,11 +142,12 @@ def test_training_goes_on_while_a_checkpoint_is_uploaded(uninterrupted, inputs, 
     assert results[-1]["went_on"] and results[0]["digest"] == digest
 
 
+@pytest.mark.parametrize("deed", ["fail", "no part"])
 def test_an_upload_that_fails_ends_the_training_on_all_ranks_and_keeps_the_checkpoint_before(
-    uninterrupted, inputs, tmp_path
+    deed, uninterrupted, inputs, tmp_path
 ):
     num_ranks, _ = uninterrupted
-    for result in on_ranks(train, num_ranks, tmp_path, described(inputs, tmp_path, num_ranks), 1, "fail"):
+    for result in on_ranks(train, num_ranks, tmp_path, described(inputs, tmp_path, num_ranks), 1, deed):
         assert result["error"].startswith(
             f"checkpoint of step {KILLED_STEP}: rank {num_ranks - 1} could not write it ([Errno 28] No space left"
         )

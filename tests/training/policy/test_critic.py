@@ -88,6 +88,18 @@ def test_the_explained_variance_is_one_for_the_returns_and_below_zero_for_worse_
     assert explained_variance(torch.ones(4), returns) == 0.0
 
 
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_returns_that_differ_only_by_rounding_have_no_explained_variance(reward):
+    """Without discount every return is the reward, up to the rounding of 40 values."""
+    values, is_answer = torch.randn(8, 40) * 0.3, torch.ones(8, 40, dtype=torch.bool)
+    rewards = token_rewards(torch.full((8,), reward), torch.zeros(8, 40), is_answer, 0.0)
+    returns = generalized_advantages(rewards, values, is_answer, 1.0, 1.0) + values
+    assert returns.var() > 0, "nothing was rounded: this shows nothing"
+    assert explained_variance(returns[is_answer], values[is_answer]) == 0.0
+    returns[0] += 1e-3
+    assert explained_variance(returns[is_answer], values[is_answer]) < 0.0
+
+
 def test_a_value_beyond_the_clip_has_a_gradient_only_where_it_moves_back():
     """Values 0.5, 0.5, -0.5 from 0 with returns 1, 0 and 1, clipped at 0.2: the first has come nearer, and is as far as
     it may go."""

@@ -52,7 +52,9 @@ def commit_phase(home: Home, files: dict, recipe: dict) -> tuple[str, LocalStore
     def train_phase(*, output: Output) -> Trained:
         output.path("weights.txt").write_text("1")
         for name, value in files.items():
-            output.path(name).write_text("" if value is None else json.dumps(value))
+            output.path(name).write_text(
+                value if isinstance(value, str) else "" if value is None else json.dumps(value)
+            )
         return Trained(num_tokens=10_000)
 
     store = LocalStore(home.store_dir, home)
@@ -70,6 +72,13 @@ def commit_phase(home: Home, files: dict, recipe: dict) -> tuple[str, LocalStore
             time.monotonic,
         )
     return key, store
+
+
+def test_a_line_of_steps_that_a_spike_left_out_does_not_count(home):
+    taken = {**GOOD["metrics.jsonl"], "loss": 3.0, "skipped_steps": 0}
+    both = json.dumps(taken) + "\n" + json.dumps({"step": 2, "tokens": 128, "skipped_steps": 1, "rollbacks": 1})
+    key, _ = commit_phase(home, GOOD | {"metrics.jsonl": both}, RECIPE)
+    assert json.loads(planned().stdout)["phases"][0]["known_by"] == f"run {key[:12]}"
 
 
 def planned(*options: str):
