@@ -35,8 +35,8 @@ from flows.show.track_run import (
 from flows.stages import (
     StageWindow,
     choose_stages,
-    launchers_of,
     refuse_missing_inputs,
+    require_programs,
     with_tokenizer_of_start,
     without_required_gains,
 )
@@ -44,7 +44,7 @@ from flows.start_weights import find_start
 from flows.train_phases import PhaseHistory, assess_start, pack_phases, pack_preferences
 from infra.code_digest import read_code
 from infra.home import open_home
-from infra.machine.doctor import check_compiler, check_java, check_launchers, check_room, check_spark_master, require
+from infra.machine.doctor import check_room, require
 from infra.registry.experiment_tracking import connect
 from infra.registry.model_registry import CHAMPION, model_name
 from infra.servers.servers import refuse_unlinkable_weights, tracking_uri
@@ -96,8 +96,7 @@ def full_pipeline(
     sources = with_suite_files(sources, suite_files)
     opened = open_store(store, home)
     refuse_unlinkable_weights(home, opened.uri)
-    require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master))
-    require(*check_launchers(launchers_of(configuration, window.phases, releases=window.releases)))
+    require_programs(configuration, window)
     require(*check_room(home, opened.staging_root))
     require_sandbox(sources.files)
     mlflow = tracking_uri()

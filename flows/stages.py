@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema import CALIBRATED_FORMATS, CALIBRATED_GGUF_TYPES, JobResources, PhaseSection, Scale
+from infra.machine.doctor import check_compiler, check_java, check_launchers, check_spark_master, require
 from infra.storage.store import hash_file
 from tasks.data.tokenizer.import_tokenizer import read_given_tokenizer
 from tasks.training.import_checkpoint import refuse_foreign_checkpoint
@@ -46,6 +47,13 @@ def launchers_of(scale: Scale, phases: Iterable[PhaseSection], *, releases: bool
     if launchers or releases:
         launchers.add(scale.evaluation.resources.launcher)
     return launchers | ({scale.release.resources.launcher} if releases else set())
+
+
+def require_programs(scale: Scale, window: StageWindow) -> None:
+    """Raises ValueError where this machine lacks Java, a compiler, the Spark master or a launcher's commands."""
+    launchers = launchers_of(scale, window.phases, releases=window.releases)
+    master = scale.data.resources.master
+    require(check_java(), check_compiler(), check_spark_master(master), *check_launchers(launchers))
 
 
 def choose_stages(scale: Scale, from_stage: str | None, start: str | None, until: str | None) -> StageWindow:

@@ -106,24 +106,16 @@ def run(
         from flows.check_start import check_start, local_start
         from flows.cli.native_code import warn_of_missing_code
         from flows.cli.run_pipeline import refuse_unanswerable_release
-        from flows.stages import choose_stages, launchers_of, refuse_missing_inputs, with_tokenizer_of_start
+        from flows.stages import choose_stages, refuse_missing_inputs, require_programs, with_tokenizer_of_start
         from infra.home import open_home
-        from infra.machine.doctor import (
-            check_compiler,
-            check_java,
-            check_launchers,
-            check_room,
-            check_spark_master,
-            require,
-        )
+        from infra.machine.doctor import check_room, require
         from infra.registry.model_registry import open_registry
         from infra.storage.open_store import open_store
 
         configuration = load_scale(scale)
         window = choose_stages(configuration, from_stage, start, until)
         _refuse_missing_data(data)
-        require(check_java(), check_compiler(), check_spark_master(configuration.data.resources.master))
-        require(*check_launchers(launchers_of(configuration, window.phases, releases=window.releases)))
+        require_programs(configuration, window)
         start = local_start(configuration, start)
         configuration = with_tokenizer_of_start(configuration, start)
         refuse_missing_inputs(configuration, window, data)
