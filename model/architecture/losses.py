@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from model.architecture.counts import logits_per_chunk
+from model.architecture.float32_products import add_product
 from model.kernels import elementwise_kernels
 
 IGNORED = -100
@@ -41,7 +42,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if grad_hidden_TD is None or grad_weight_VD is None:
                 continue
             torch.mm(grad_logits_CV, weight_VD, out=grad_hidden_TD[rows])
-            _add_product(grad_weight_VD, grad_logits_CV.t(), chunk_TD)
+            add_product(grad_weight_VD, grad_logits_CV.t(), chunk_TD)
         ctx.save_for_backward(grad_hidden_TD, grad_weight_VD)
         return total
 
@@ -55,16 +56,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
-
-
-def _add_product(sum_VD: Tensor, left_VC: Tensor, right_CD: Tensor) -> None:
-    """sum += left right, in the sum's float32."""
-    if sum_VD.dtype == left_VC.dtype:
-        sum_VD.addmm_(left_VC, right_CD)
-    elif sum_VD.device.type == "cpu":
-        sum_VD.add_(left_VC @ right_CD)
-    else:  # only an accelerator has a product of bfloat16 that adds to float32
-        torch.addmm(sum_VD, left_VC, right_CD, sum_VD.dtype, out=sum_VD)  # pyright: ignore[reportCallIssue]
 
 
 def losses_and_gradient(

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from configs.schema import ModelRecipe, RouterBiasRule
+from model.architecture.float32_products import linear_in_float32
 from model.architecture.gated_mlp import GatedMlp, apply_grouped_mlp
 from model.architecture.grouped_linear import grouped_linear
 
@@ -186,7 +187,7 @@ class Router(nn.Module):
 
     def forward(self, tokens_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Expert numbers (T, K), their weights (T, K) and all sigmoid scores (T, E), the last two float32."""
-        scores_TE = F.linear(tokens_TD.float(), self.weight.float()).sigmoid()
+        scores_TE = linear_in_float32(tokens_TD, self.weight).sigmoid()
         expert_ids_TK = (
             (scores_TE.detach() + self.e_score_correction_bias)
             .topk(self.num_experts_per_tok, dim=-1, sorted=False)

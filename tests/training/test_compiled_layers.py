@@ -4,18 +4,25 @@ Here torch compiles them for the CPU and for the device `meta`, on the branches 
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
 import torch
 import torch._dynamo
+from torch._inductor.exc import InductorError
 
 from model.architecture import moe
 from model.architecture.gated_mlp import grouped_products
 from model.architecture.transformer import Glm4Moe
 from model.kernels import attention_kernel, elementwise_kernels
 from tasks.training.parallel import compiled_layers
-from tasks.training.parallel.compiled_layers import compile_layers, gradient_differences, refuse_wrong_gradients
+from tasks.training.parallel.compiled_layers import (
+    add_missing_barriers,
+    compile_layers,
+    gradient_differences,
+    refuse_wrong_gradients,
+)
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
 from tasks.training.parallel.recompute import recompute_activations
 from tasks.training.plan.launch_rules import unavailable_training
@@ -97,6 +104,52 @@ def test_a_compiler_that_loses_a_gradient_is_refused(graphs, of_accelerators, mo
     wrong = r"compiles a wrong gradient of model\.layers\.0\.self_attn\.q_norm\.weight: it differs by 100%"
     with pytest.raises(ValueError, match=wrong + ".*Set compile_layers to false"):
         refuse_wrong_gradients(model, ROWS, POSITIONS)
+
+
+def test_a_kernel_that_reads_what_an_earlier_pass_left_is_refused(graphs, of_accelerators, monkeypatch):
+    """As torch 2.13 generates them without barriers: it found the sum of the pass before in a few rows."""
+    model = toy_model()
+    compile_layers(model)
+    plain, left = compiled_layers._layer_gradients, {}
+
+    def with_old_rows(*arguments):
+        gradients = plain(*arguments)
+        if torch._dynamo.eval_frame._stance.stance == "default":
+            weight = gradients["self_attn.o_proj.weight"]
+            old, left["weight"] = left.get("weight"), weight.clone()
+            if old is not None:
+                weight[:2] = old[:2]
+        return gradients
+
+    monkeypatch.setattr(compiled_layers, "_layer_gradients", with_old_rows)
+    with pytest.raises(
+        ValueError, match=r"wrong gradient of model\.layers\.0\.self_attn\.o_proj\.weight: it differs by \d{5}%"
+    ):
+        refuse_wrong_gradients(model, ROWS, POSITIONS)
+
+
+def sum_and_norm(rows: torch.Tensor, slots: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a layer's backward pass does at a norm after experts: a float32 sum that is kept and normalised."""
+    total = rows[slots].float().sum(1)
+    weighted = total * weight
+    return total, (weighted * 2048 - weighted.sum(-1, keepdim=True)).bfloat16()
+
+
+def test_what_a_kernel_stored_is_read_back_behind_a_barrier(monkeypatch):
+    """The kernel is generated here; only a GPU runs it."""
+    codes: list[str] = []
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
+    monkeypatch.setattr("torch.utils._triton.triton_hash_with_backend", lambda *arguments: "none")
+    monkeypatch.setattr("torch._inductor.graph.GraphLowering.save_output_code", staticmethod(codes.append))
+    add_missing_barriers()
+    generated = torch.compile(
+        sum_and_norm, options={"cpu_backend": "triton", "fx_graph_cache": False, "compile_threads": 1}
+    )
+    inputs = torch.randn(640, 2048).bfloat16(), torch.randint(640, (160, 4)), torch.randn(2048)
+    with pytest.raises(InductorError, match="triton"):
+        generated(*inputs)
+    (stored,) = re.findall(r"tl\.store\((\w+) ", codes[0].split("for r0_offset")[1])
+    assert re.search(rf"tl\.debug_barrier\(\)\s+tmp\d+ = tl\.load\({stored} ", codes[0].split("for r0_offset")[2])
 
 
 def toy_model() -> Glm4Moe:

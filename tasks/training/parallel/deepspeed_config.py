@@ -37,8 +37,8 @@ def deepspeed_config(resources: TrainingResources, dtype: Literal["float32", "bf
         "train_micro_batch_size_per_gpu": resources.micro_batch_sequences,
         "gradient_accumulation_steps": 1,
         "fp16": {"enabled": False},
-        # Stage 1 adds a gradient to its float32 sum as soon as it is there, and lets it go.
-        "bf16": {"enabled": is_bfloat16, "immediate_grad_update": True},
+        # Stage 1 sums gradients as they come by our own hook (gradients.py), which makes no float32 copy of each.
+        "bf16": {"enabled": is_bfloat16, "immediate_grad_update": False},
         # Gradients of bfloat16 weights are summed in float32, over micro-batches and over ranks.
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",

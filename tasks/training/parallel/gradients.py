@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from tasks.training.parallel.partitions import Piece, gradient_pieces, pieces_of
 from tasks.training.parallel.ranks import Ranks
 from tasks.training.parallel.shards import axis_of, shard_of
 
 if TYPE_CHECKING:
+    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
     from deepspeed.runtime.engine import DeepSpeedEngine
 
 CLIP_EPS = 1e-6
 """torch's."""
+
+
+def sum_in_float32(engine: DeepSpeedEngine, add: Callable[[Tensor, Tensor], object]) -> None:
+    """Add each bfloat16 gradient to its float32 sum as soon as it is there, and let it go. `add` adds its second
+    argument to its first.
+
+    DeepSpeed's `immediate_grad_update` does the same by way of a float32 copy, in twice the time.
+    """
+    optimizer = cast("BF16_Optimizer", engine.optimizer)
+    for group, parameters in enumerate(optimizer.bf16_groups):
+        for index, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(partial(_add_gradient, optimizer, add, group, index))
+
+
+def _add_gradient(
+    optimizer: BF16_Optimizer, add: Callable[[Tensor, Tensor], object], group: int, index: int, parameter: Tensor
+) -> None:
+    assert parameter.grad is not None
+    total = optimizer.fp32_groups_gradients[group][index]
+    add(total, parameter.grad.view_as(total))
+    optimizer.fp32_groups_has_gradients[group][index] = True
+    parameter.grad = None
 
 
 @torch.no_grad()
@@ -33,14 +58,14 @@ def reduce_partial(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> N
 
 
 @torch.no_grad()
-def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> torch.Tensor:
+def gradient_norm(engine: DeepSpeedEngine, model: nn.Module, ranks: Ranks) -> Tensor:
     """Norm of all gradients of the whole model, after the mean over ranks and before the optimizer; a float64 scalar,
     not read on the host.
 
     DeepSpeed's own norm is computed inside its step, and there is none without ZeRO.
     """
     stage = engine.zero_optimization_stage()
-    weighted: dict[int, list[torch.Tensor]] = {}
+    weighted: dict[int, list[Tensor]] = {}
     for piece, gradient in gradient_pieces(engine, pieces_of(engine, model, ranks)):
         weighted.setdefault(_num_holders(piece, stage, ranks), []).append(gradient)
     squares = torch.zeros((), dtype=torch.float64, device=engine.device)
