@@ -44,7 +44,11 @@ def driver_script(settings: ClusterSettings, cluster_dir: Path) -> str:
         options = {"-N": "glm46-driver", "-q": settings.partition, "-A": settings.account, "-j": "oe", "-r": "y"}
         options["-l select"] = f"1:ncpus={DRIVER_CPUS}"
         options["-o"] = str(cluster_dir / "driver.log")
-        lines = [f"#PBS {name}{'=' if name.startswith('-l') else ' '}{text}" for name, text in options.items() if text]
+        lines = [
+            f"#PBS {name}{'=' if name.startswith('-l') else ' '}{shlex.quote(text)}"
+            for name, text in options.items()
+            if text
+        ]
         usage = f"# qsub -v SCALE=FILE.yaml {cluster_dir / 'driver.pbs'}"
         return "\n".join(["#!/bin/bash", *lines, usage, f'exec {launch} "$SCALE"', ""])
     options = {
@@ -57,6 +61,6 @@ def driver_script(settings: ClusterSettings, cluster_dir: Path) -> str:
         "output": str(cluster_dir / "driver-%j.log"),
         "signal": "B:TERM@120",
     }
-    lines = [f"#SBATCH --{name}={text}" for name, text in options.items() if text]
+    lines = [f"#SBATCH --{name}={shlex.quote(text)}" for name, text in options.items() if text]
     usage = f"# sbatch {cluster_dir / 'driver.sbatch'} SCALE|FILE.yaml [options of glm46 run]"
     return "\n".join(["#!/bin/bash", *lines, "#SBATCH --requeue", usage, f'exec {launch} "$@"', ""])

@@ -98,7 +98,9 @@ def job_script(job: Job, work_dir: Path) -> str:
         "-r": "n",
     }
     lines = [
-        f"#PBS {name}{'=' if name.startswith('-l') else ' '}{value}" for name, value in options.items() if value != ""
+        f"#PBS {name}{'=' if name.startswith('-l') else ' '}{shlex.quote(str(value))}"
+        for name, value in options.items()
+        if value != ""
     ]
     supervisor = shlex.join(["env", f"{SAVE_AFTER_VARIABLE}={save_after_seconds(queue)}", sys.executable])
     supervisor += f" -m infra.jobs.node_supervisor {shlex.quote(str(work_dir))}"

@@ -130,7 +130,7 @@ def job_script(job: Job, work_dir: Path) -> str:
     }
     flags = ("exclusive", "no-requeue")
     lines = [
-        f"#SBATCH --{name}" + ("" if name in flags else f"={value}")
+        f"#SBATCH --{name}" + ("" if name in flags else f"={shlex.quote(str(value))}")
         for name, value in options.items()
         if name in flags or value != ""
     ]

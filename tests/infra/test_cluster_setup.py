@@ -161,6 +161,8 @@ def test_scripts_start_and_submit_a_run(tmp_path):
     slurm_lines = driver_script(ClusterSettings(kind="slurm", partition="cpu"), tmp_path).splitlines()
     assert {"#SBATCH --partition=cpu", "#SBATCH --nodes=1", f'exec {tmp_path}/launch.sh "$@"'} <= set(slurm_lines)
     assert not [line for line in slurm_lines if "account" in line]
+    for kind, line in (("slurm", "#SBATCH --output='{}/a b/driver-%j.log'"), ("pbs", "#PBS -o '{}/a b/driver.log'")):
+        assert line.format(tmp_path) in driver_script(ClusterSettings(kind=kind), tmp_path / "a b").splitlines()
     pbs = driver_script(ClusterSettings(kind="pbs", account="team"), tmp_path).splitlines()
     assert {"#PBS -A team", "#PBS -l select=1:ncpus=4", f'exec {tmp_path}/launch.sh "$SCALE"'} <= set(pbs)
     shell = environment_script(Network("tcp", ("eth0",), (), ()))

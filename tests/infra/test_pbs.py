@@ -52,7 +52,7 @@ def commands(tmp_path, monkeypatch):
 
 def test_the_script_asks_for_what_the_resources_say(tmp_path):
     queue = DEFAULT_QUEUE.model_copy(update={"partition": "gpu", "account": "team", "time_limit_minutes": 90})
-    lines = job_script(job(tmp_path, queue=queue), tmp_path).splitlines()
+    lines = job_script(job(tmp_path, queue=queue), tmp_path / "a b").splitlines()
     assert {
         "#PBS -N glm46-0123ab",
         "#PBS -q gpu",
@@ -61,6 +61,7 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
         "#PBS -l place=scatter:excl",
         "#PBS -l walltime=01:30:00",
         "#PBS -r n",
+        f"#PBS -o '{tmp_path}/a b/pbs.log'",
     } <= set(lines)
     without = job_script(job(tmp_path), tmp_path)
     assert not [line for line in without.splitlines() if line.startswith("#PBS -q") or "ngpus" in line]

@@ -51,6 +51,7 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
         "#SBATCH --signal=TERM@120",
         "#SBATCH --mem=0",
         "#SBATCH --no-requeue",
+        f"#SBATCH --output='{tmp_path}/a b/slurm-%j.log'",
     } <= set(lines)
     per_node = shlex.split(shlex.split(lines[-1])[-1])
     started = "$SLURM_JOB_ID${SLURM_RESTART_COUNT:++$SLURM_RESTART_COUNT}"
