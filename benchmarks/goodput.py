@@ -99,7 +99,9 @@ def write_scale(path: Path, num_tokens: int) -> str:
     """micro with a first phase of so many tokens; gives the name of that phase."""
     values = load_scale("micro").model_dump(mode="json")
     phase = values["phases"][0]
+    interval = phase["recipe"]["validation"]["interval_tokens"] * num_tokens // phase["recipe"]["num_tokens"]
     phase["recipe"] |= {"num_tokens": num_tokens, "max_epochs": LONG_ENOUGH}
+    phase["recipe"]["validation"]["interval_tokens"] = interval  # as many measurements as micro makes of the phase
     phase["resources"] |= {"save_interval_steps": SAVE_STEPS, "log_interval_steps": LOG_STEPS}
     path.write_text(yaml.safe_dump(values, sort_keys=False))
     return phase["name"]

@@ -111,14 +111,16 @@ def sample_solutions(
     phases, answer those of their domains, all by one tokenizer. Too few right answers are refused later, so that
     another budget samples nothing again. An answer's draws depend on seed, block and its position in the block, not on
     batches. Raises VerifierError for a verifier that failed, NonFiniteLogitsError for broken weights."""
+    from tasks.training.policy.prompts import refuse_lost_domains, with_room
+
     objective, parts, num_too_long = recipe.objective, list[Solving](), 0
     asked_of = _prompts_of_models(checkpoint, experts, prompts, recipe)
     for model, every in asked_of:
         tokenizer = load_tokenizer(model.path("hf/tokenizer.json"))
-        room = recipe.sequence_length - objective.max_new_tokens
-        asked = [prompt for prompt in every if len(prompt.token_ids(tokenizer, objective.enable_thinking)) <= room]
+        asked, phase = with_room(every, tokenizer, recipe.sequence_length, objective), model.record.phase
+        if experts:
+            refuse_lost_domains(phase, every, asked, recipe.sequence_length, objective)
         num_too_long += len(every) - len(asked)
-        phase = model.record.phase
         parts.append(Solving(tokenizer, recipe, f"{SOURCE}/{phase}/{model.digest[:12]}", phase))
         _solve(parts[-1], model, asked, resources, output)
     chats = [chat for part in parts for chat in part.chats]

@@ -379,6 +379,9 @@ def test_distillation_joins_the_domains_of_experts_in_weights_that_know_neither(
 
     with pytest.raises(InterruptedError):
         sample(inputs, None, DISTILLING, **asked, report=interrupted, **experts)
+    lost = r"domain math of expert rl_rejection_sampling: all 4 prompts have more than 1 tokens"
+    with pytest.raises(ValueError, match=lost):
+        sample(inputs, None, DISTILLING.model_copy(update={"sequence_length": 5}), **asked, **experts)
     solutions = sample(inputs, None, DISTILLING, **asked, **experts)
     found = [(each.phase, each.domain, each.num_prompts, each.num_kept) for each in solutions.record.domains]
     assert found == [("rl_rejection_sampling", "math", 4, 4), ("rl_agentic", "code", 4, 4)]

@@ -17,7 +17,7 @@ from configs.schema import MixtureWaypoint, PolicyObjective, TrainingRecipe
 from tasks.data.packing.mixture_shares import MixtureSchedule
 from tasks.data.packing.row_order import shuffled_rows
 from tasks.training.policy.prompt_difficulty import MeasuredPrompts, read_pass_rates
-from tasks.training.policy.prompts import Prompt, read_prompts
+from tasks.training.policy.prompts import Prompt, read_prompts, refuse_without_room, with_room
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,15 +42,10 @@ class PromptOrder:
         assert isinstance(objective, PolicyObjective), objective
         wanted = wanted_domains(recipe)
         asked = [prompt for prompt in read_prompts(prompts_path) if prompt.domain in wanted]
-        room = recipe.sequence_length - objective.max_new_tokens
-        kept = [prompt for prompt in asked if len(prompt.token_ids(tokenizer, objective.enable_thinking)) <= room]
+        kept = with_room(asked, tokenizer, recipe.sequence_length, objective)
         self.num_too_long = len(asked) - len(kept)
         if asked and not kept:
-            raise ValueError(
-                f"phase {recipe.phase}: all {len(asked)} prompts have more than {room} tokens, which is "
-                f"sequence_length ({recipe.sequence_length}) less max_new_tokens ({objective.max_new_tokens}): raise "
-                f"the phase's sequence_length or lower objective.max_new_tokens"
-            )
+            refuse_without_room(f"phase {recipe.phase}", len(asked), recipe.sequence_length, objective)
         by_domain: dict[str, list[Prompt]] = {}
         for prompt in kept:
             by_domain.setdefault(prompt.domain, []).append(prompt)

@@ -12,8 +12,12 @@ from tasks.data.environments.environments import OPENERS
 from tasks.data.prompts.verifiers import AskedPrompt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenizers import Tokenizer
 
+    from configs.schema import PolicyObjective
+    from configs.schema.objectives import SolutionObjective
     from tasks.data.environments.environment import Environment
 
 COLUMNS = ("id", "domain", "kind", "prompt", "tools", "answer")
@@ -49,3 +53,34 @@ def read_prompts(prompts_path: Path) -> list[Prompt]:
 
     rows = pq.read_table(prompts_path, columns=list(COLUMNS)).sort_by("id").to_pylist()
     return [Prompt(*(row[name] for name in COLUMNS)) for row in rows]
+
+
+def with_room(
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    sequence_length: int,
+    objective: PolicyObjective | SolutionObjective,
+) -> list[Prompt]:
+    """Those that leave room for an answer."""
+    room = sequence_length - objective.max_new_tokens
+    return [prompt for prompt in prompts if len(prompt.token_ids(tokenizer, objective.enable_thinking)) <= room]
+
+
+def refuse_without_room(
+    who: str, num_prompts: int, sequence_length: int, objective: PolicyObjective | SolutionObjective
+) -> None:
+    """Raises the ValueError of prompts of which `with_room` leaves none."""
+    room, max_new_tokens = sequence_length - objective.max_new_tokens, objective.max_new_tokens
+    raise ValueError(
+        f"{who}: all {num_prompts} prompts have more than {room} tokens, which is sequence_length ({sequence_length}) "
+        f"less max_new_tokens ({max_new_tokens}): raise the phase's sequence_length or lower objective.max_new_tokens"
+    )
+
+
+def refuse_lost_domains(
+    expert: str, every: Sequence[Prompt], kept: Sequence[Prompt], sequence_length: int, objective: SolutionObjective
+) -> None:
+    """Raises ValueError where an expert is to answer a domain of which `with_room` leaves no prompt."""
+    for domain in sorted({prompt.domain for prompt in every} - {prompt.domain for prompt in kept}):
+        num_prompts = sum(prompt.domain == domain for prompt in every)
+        refuse_without_room(f"domain {domain} of expert {expert}", num_prompts, sequence_length, objective)
