@@ -48,6 +48,7 @@ def gc(
 
         home = open_home()
         opened = open_store(store, home)
+    with usage_errors(opened.staging_root):
         garbage = find_garbage(opened, older_than * HOUR_SECONDS, is_cache_free=not running_jobs(home), say=print)
         for lease in garbage.silent:
             print(f"nobody renews the lease of {lease.holder}: the next run that needs its work takes it over")
