@@ -25,6 +25,8 @@ def lineage_of_model(name: str, scale: str, store: str | None, records_path: Pat
     without its parts."""
     from tasks.lineage.trace_model import trace_model
 
+    if records_path is not None and not records_path.absolute().parent.is_dir():
+        raise ValueError(f"--records {records_path}: {records_path.absolute().parent} is no directory: name one")
     home = open_home()
     version = named_version(open_registry(home), model_name(load_scale(scale).scale), name)
     return trace_model(read_manifest_graph(open_store(store, home)), version, records_path)
