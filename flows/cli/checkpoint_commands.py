@@ -23,10 +23,10 @@ def checkpoint_list(store: STORE = None) -> None:
     with usage_errors():
         from flows.cli.checkpoints import list_checkpoints
         from infra.home import open_home
-        from infra.storage.open_store import open_store
+        from infra.storage.open_store import open_known_store
 
         home = open_home()
-        for checkpoint in list_checkpoints(home, open_store(store, home)):
+        for checkpoint in list_checkpoints(home, open_known_store(store, home)):
             print(checkpoint.describe())
 
 
@@ -36,10 +36,10 @@ def checkpoint_verify(key: KEY, store: STORE = None) -> None:
     with usage_errors():
         from flows.cli.checkpoints import damage_of, find_checkpoints
         from infra.home import open_home
-        from infra.storage.open_store import open_store
+        from infra.storage.open_store import open_known_store
 
         home = open_home()
-        opened = open_store(store, home)
+        opened = open_known_store(store, home)
         damages = [(each, damage_of(each, opened)) for each in find_checkpoints(home, opened, key)]
     for checkpoint, damage in damages:
         print(f"{checkpoint.describe()}  {damage or 'intact'}")
@@ -55,9 +55,9 @@ def checkpoint_consolidate(
     with usage_errors():
         from flows.cli.checkpoints import consolidate, find_checkpoints
         from infra.home import open_home
-        from infra.storage.open_store import open_store
+        from infra.storage.open_store import open_known_store
 
         home = open_home()
-        opened = open_store(store, home)
+        opened = open_known_store(store, home)
         consolidate(find_checkpoints(home, opened, key)[-1], opened, target)
         print(target)

@@ -284,7 +284,7 @@ def doctor(
         from infra.home import open_home
         from infra.machine.doctor import Check, check_launchers, check_machine, check_store
         from infra.machine.doctor import as_json as to_json
-        from infra.storage.open_store import open_store
+        from infra.storage.open_store import open_known_store, open_store
         from tasks.data.sandbox.code_sandbox import find_isolation
 
         home = open_home()
@@ -298,7 +298,8 @@ def doctor(
         )
         sandbox = Check("sandbox", True, isolation or f"none: {problem}", fix)
         checks = [*check_machine(home), native_code(), sandbox]
-        checks += [*check_launchers(launchers), *check_store(open_store(store, home), deep)]
+        opened = open_known_store(store, home) if deep else open_store(store, home)
+        checks += [*check_launchers(launchers), *check_store(opened, deep)]
     if as_json:
         print(to_json(checks))
     else:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import typer
 
-from infra.disk_space import explain_full_disk
-from infra.home import Home, private_file
+from infra.disk_space import NO_ROOM, explain_full_disk
+from infra.home import Home, named_home, private_file
 
 EXIT_FAILED, EXIT_USAGE, EXIT_REFUSED = 1, 2, 3
 MAX_MESSAGE_CHARS = 4000
@@ -21,13 +21,19 @@ JAVA_FRAME = re.compile(r"\n\s*(?:at [\w.$/<>]+\(.*\)|\.\.\. \d+ more)(?=\n|$)")
 
 
 @contextmanager
-def usage_errors() -> Iterator[None]:
-    """Refuses what the user wrote in one sentence, with exit code 2."""
+def usage_errors(*directories: Path) -> Iterator[None]:
+    """Refuses what the user wrote in one sentence, with exit code 2. A full disk is one sentence too, with exit code 1;
+    a command that writes elsewhere than below the home or here names those directories."""
     try:
         yield
     except ValueError as error:
         print(f"glm46: {error}", file=sys.stderr)
         raise typer.Exit(EXIT_USAGE) from None
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        print(f"glm46: {explain_full_disk(error, (named_home().root, Path.cwd(), *directories))}", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED) from None
 
 
 @contextmanager

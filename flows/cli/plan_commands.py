@@ -75,13 +75,13 @@ def plan(
 def _measured(store: str | None) -> list[MeasuredPhase]:
     """What the store's runs measured; nothing before the first run, and no home is created."""
     from infra.home import named_home
-    from infra.storage.open_store import open_store
+    from infra.storage.open_store import open_known_store
     from tasks.training.measured_phases import measured_phases
 
     home = named_home()
     if store is None and not home.store_dir.is_dir():
         return []
-    return measured_phases(open_store(store, home), lambda sentence: print(f"glm46: {sentence}", file=sys.stderr))
+    return measured_phases(open_known_store(store, home), lambda sentence: print(f"glm46: {sentence}", file=sys.stderr))
 
 
 def _official_servers(scale: Scale, machine: str, prices: Prices) -> tuple[OfficialServer, ...]:

@@ -69,14 +69,14 @@ def verify(
     with usage_errors():
         from infra.home import open_home
         from infra.signature_bundle import read_public_key
-        from infra.storage.open_store import open_store
+        from infra.storage.open_store import open_known_store
         from tasks.lineage.verify_release import verify_release
 
         if data is not None and rebuild is None:
             raise ValueError("--data is what --rebuild reads: give both, or neither")
         home = open_home()
         public = None if key is None else read_public_key(key)
-        found = verify_release(directory, open_store(store, home), public)
+        found = verify_release(directory, open_known_store(store, home), public)
         print(found.model_dump_json() if as_json else found.describe(), flush=True)
     differs = bool(found.problems)
     if rebuild is not None:

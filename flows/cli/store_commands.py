@@ -25,10 +25,10 @@ def adopt(
     with usage_errors():
         from infra.home import open_home
         from infra.storage.adoption import adopt as adopt_work
-        from infra.storage.open_store import open_store
+        from infra.storage.open_store import open_known_store
 
         home = open_home()
-        print(adopt_work(open_store(store, home), home, old, new, reason))
+        print(adopt_work(open_known_store(store, home), home, old, new, reason))
 
 
 def gc(
@@ -44,10 +44,11 @@ def gc(
         from flows.cli.jobs import running_jobs
         from infra.home import open_home
         from infra.storage.garbage import delete_garbage, find_garbage
-        from infra.storage.open_store import open_store
+        from infra.storage.open_store import open_known_store
 
         home = open_home()
-        opened = open_store(store, home)
+        opened = open_known_store(store, home)
+    with usage_errors(opened.staging_root):
         garbage = find_garbage(opened, older_than * HOUR_SECONDS, is_cache_free=not running_jobs(home), say=print)
         for lease in garbage.silent:
             print(f"nobody renews the lease of {lease.holder}: the next run that needs its work takes it over")

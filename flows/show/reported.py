@@ -31,7 +31,9 @@ def reported_phases(
         ),
         tuple(phase.name for phase in planned if phase.name not in reached),
         tuple(
-            ReportedRewardModel(model.phase.name, model.checkpoint, model.decision, model.pairs)
+            ReportedRewardModel(
+                model.phase.name, model.checkpoint, model.decision, model.pairs, model.phase.quoted_loss
+            )
             for model in models
             if isinstance(model, AssessedRewardModel)
         ),

@@ -41,9 +41,7 @@ def show_trend(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> Path:
         client = connect(run.mlflow)
         is_cached = any(stage.cached for stage in outcome.stages)
         own = trend_run("", phases, outcome.seconds, is_cached)
-        log_new_figures(client, run.pipeline_run_id, _as_metrics(own))
-        set_run_tags(client, run.pipeline_run_id, {MEASURED_TAG: own.measured})
-        runs = without_repeats(read_trend(client, run.scale.scale))
+        runs = runs_with(client, run.scale.scale, run.pipeline_run_id, own)
         worse = regressions(runs)
         replace_durably(path, trend_page(run.scale.scale, runs).encode())
         description = "; ".join(worse) or "nothing is worse than its interval allows"
@@ -51,6 +49,16 @@ def show_trend(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> Path:
         return path
 
     return run_effect(run, "show trend", show)
+
+
+def runs_with(client: MlflowClient, scale: str, run_id: str, own: TrendRun) -> list[TrendRun]:
+    """The last runs of a scale and this one, which is kept in MLflow unless it repeats the last: quiet nights would
+    push what was measured out of the last NUM_RUNS."""
+    before = read_trend(client, scale)
+    if not before or before[-1].measured != own.measured:
+        log_new_figures(client, run_id, _as_metrics(own))
+        set_run_tags(client, run_id, {MEASURED_TAG: own.measured})
+    return without_repeats(read_trend(client, scale))
 
 
 def read_trend(client: MlflowClient, scale: str) -> list[TrendRun]:

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from infra.cluster.cluster_settings import ClusterSettings
-from infra.code_digest import ROOT
 from infra.machine.network import Network
 
 DRIVER_CPUS = 4
@@ -30,7 +29,6 @@ def launch_script(home_root: Path) -> str:
             "#!/bin/sh",
             "# launch.sh SCALE|FILE.yaml [options of glm46 run]",
             f"export GLM46_HOME={shlex.quote(str(home_root))}",
-            f"cd {shlex.quote(str(ROOT))} || exit 1",
             f'exec {glm46} run "$@"',
             "",
         ]
@@ -50,7 +48,7 @@ def driver_script(settings: ClusterSettings, cluster_dir: Path) -> str:
             if text
         ]
         usage = f"# qsub -v SCALE=FILE.yaml {cluster_dir / 'driver.pbs'}"
-        return "\n".join(["#!/bin/bash", *lines, usage, f'exec {launch} "$SCALE"', ""])
+        return "\n".join(["#!/bin/bash", *lines, usage, 'cd "$PBS_O_WORKDIR" || exit 1', f'exec {launch} "$SCALE"', ""])
     options = {
         "job-name": "glm46-driver",
         "nodes": "1",

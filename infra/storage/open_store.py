@@ -18,3 +18,11 @@ def open_store(uri: str | None, home: Home) -> Store:
     if uri is not None and "://" in uri:
         raise ValueError(f"store {uri}: only a local directory or s3://bucket/prefix is supported")
     return LocalStore(home.store_dir if uri is None else Path(uri).absolute(), home)
+
+
+def open_known_store(uri: str | None, home: Home) -> Store:
+    """The store at a URI that something is looked up in: a directory that is not there is a mistake, and is not made.
+    Raises ValueError."""
+    if uri is not None and "://" not in uri and not Path(uri).is_dir():
+        raise ValueError(f"store {Path(uri).absolute()} does not exist: name the one that the runs were made with")
+    return open_store(uri, home)

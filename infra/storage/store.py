@@ -29,8 +29,6 @@ from infra.storage.lease import COMPUTES, Lease, acquire_lease, holder_of
 from infra.storage.manifest_store import CorruptArtifactError, ManifestStore, content_digest, step_key
 from infra.storage.parallel import map_in_threads
 
-CORRUPT_FILE = re.compile(r"(?P<uri>\S+) is corrupt: [^\n]*")
-"""The message of a CorruptFileError, by itself or in that of a failed task of Spark."""
 _AT_ONCE = nullcontext()
 
 
@@ -239,14 +237,14 @@ class Store(ManifestStore):
         try:
             yield
         except Exception as error:
-            corrupt = CORRUPT_FILE.search(str(error))
-            objects = f"{self.uri}/objects/"
-            if corrupt is None or not corrupt["uri"].startswith(objects):
+            # The message of a CorruptFileError, by itself or in that of a failed task of Spark; a path may have blanks.
+            objects = re.escape(f"{self.uri}/objects/")
+            corrupt = re.search(rf"(?<!\S){objects}(?P<key>\w+)/(?P<rest>[^\n]+?) is corrupt: [^\n]*", str(error))
+            if corrupt is None:
                 raise
-            key, _, rest = corrupt["uri"].removeprefix(objects).partition("/")
             for manifest in self.iterate_manifests():
-                if manifest.object_key == key and rest.startswith(f"{manifest.attempt}/"):
-                    self.mark_invalid(manifest, f"{rest} does not have its digest")
+                if manifest.object_key == corrupt["key"] and corrupt["rest"].startswith(f"{manifest.attempt}/"):
+                    self.mark_invalid(manifest, f"{corrupt['rest']} does not have its digest")
             raise CorruptArtifactError(corrupt[0]) from error
 
     def _commit(self, step: Step[R], manifest: Manifest) -> Artifact[R]:

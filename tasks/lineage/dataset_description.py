@@ -6,6 +6,7 @@ https://docs.mlcommons.org/croissant/docs/croissant-spec-1.1.html
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ UNSTATED = "NOASSERTION"
 
 def dataset_description(graph: ManifestGraph, lineage: ModelLineage) -> dict[str, Any]:
     """The description as JSON-LD. Raises ValueError for a version that was trained on no shards of the store."""
-    texts = dict(shard_texts(graph, lineage))
+    texts = _named_texts(graph, lineage)
     if not texts:
         raise ValueError(
             f"{lineage.model} version {lineage.version} was trained on no texts that store {graph.store.uri} holds: "
@@ -96,6 +97,14 @@ def dataset_description(graph: ManifestGraph, lineage: ModelLineage) -> dict[str
         "distribution": [part for name, manifest in texts.items() for part in _distribution(name, manifest)],
         "recordSet": [_record_set(name, _schema(graph, manifest)) for name, manifest in texts.items()],
     }
+
+
+def _named_texts(graph: ManifestGraph, lineage: ModelLineage) -> dict[str, Manifest]:
+    """The texts by name; several inputs of one name, as collected and sampled conversations, have their digests in
+    it."""
+    found = list(shard_texts(graph, lineage))
+    counts = Counter(name for name, _ in found)
+    return {name if counts[name] == 1 else f"{name}-{made.digest[:12]}": made for name, made in found}
 
 
 def shard_texts(graph: ManifestGraph, lineage: ModelLineage) -> Iterator[tuple[str, Manifest]]:

@@ -6,12 +6,14 @@ Spark.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from configs.files.atomic_files import replacing
 from infra.registry.registered_versions import NamedVersion
 from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
@@ -207,20 +209,24 @@ class _Tally:
 def _read_shards(
     graph: ManifestGraph, phases: list[TrainedPhase], records_path: Path | None
 ) -> tuple[list[ShardReads], dict[str, _Tally]]:
-    """The reads without their tables, and their sums per source. On the way the rows are written to the file."""
+    """The reads without their tables, and their sums per source. On the way the rows are written to the file, which
+    appears when it is whole. Raises ValueError where it would have none."""
     import pyarrow.parquet as pq
 
     reads: list[ShardReads] = []
     tallies: dict[str, _Tally] = {}
-    writer = None
-    for read in shard_reads(graph, phases):
-        _tally(read.table, tallies)
-        if records_path is not None:
-            writer = writer or pq.ParquetWriter(records_path, read.table.schema, compression="zstd")
-            writer.write_table(read.table)
-        reads.append(replace(read, table=read.table.slice(0, 0)))
-    if writer is not None:
-        writer.close()
+    with ExitStack() as opened:
+        writer = None
+        for read in shard_reads(graph, phases):
+            _tally(read.table, tallies)
+            if records_path is not None and writer is None:
+                path = opened.enter_context(replacing(records_path))
+                writer = opened.enter_context(pq.ParquetWriter(path, read.table.schema, compression="zstd"))
+            if writer is not None:
+                writer.write_table(read.table)
+            reads.append(replace(read, table=read.table.slice(0, 0)))
+    if records_path is not None and not reads:
+        raise ValueError(f"{records_path} is not written: no phase read a document of shards; leave --records out")
     return reads, tallies
 
 

@@ -147,9 +147,17 @@ def _hosts(graph: ManifestGraph, texts: Iterable[Manifest]) -> Counter[str]:
     sizes: Counter[str] = Counter()
     for made in texts:
         for url, num_bytes in _column(graph, made, "url"):
-            sizes[urlsplit(url or "").hostname or ""] += num_bytes
+            sizes[_host_of(url or "")] += num_bytes
     del sizes[""]
     return sizes
+
+
+def _host_of(url: str) -> str:
+    """Empty where there is none: sources state addresses as they like."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _column(graph: ManifestGraph, made: Manifest, column: str) -> Iterator[tuple[str | None, int]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tasks.report.report_inputs import ReportedPhases
 from tasks.report.report_page import paragraph
-from tasks.report.report_training import effective_time_of
 from tasks.training.watch.effective_time import TIME_FILE, device_of
 
 if TYPE_CHECKING:
@@ -18,19 +18,25 @@ RANK_LOGS = "logs/rank-*.log"
 
 
 def energy_note(phases: ReportedPhases, prices: Prices) -> str:
-    """Rank-hours from submission to the end of each phase, and their energy and cost, by the device that its ranks
-    computed on. Empty where every phase's weights were imported."""
+    """Rank-hours of each phase, and their energy and cost, by the device that its ranks computed on. Empty where every
+    phase's weights were imported."""
     hours: dict[str, float] = defaultdict(float)
     for phase in (*phases, *phases.reward_models):
-        spent = effective_time_of(phase.checkpoint)
-        if spent is not None:
+        if TIME_FILE in phase.checkpoint.manifest.evidence:
             num_ranks = len(fnmatch.filter(phase.checkpoint.manifest.evidence, RANK_LOGS))
-            hours[device_of(phase.checkpoint.path(TIME_FILE).read_bytes())] += spent.total * num_ranks / 3600
+            times = phase.checkpoint.path(TIME_FILE).read_bytes()
+            hours[device_of(times)] += _held_seconds(times) * num_ranks / 3600
     return "".join(paragraph(_sentences(device, spent, prices), "soft") for device, spent in sorted(hours.items()))
 
 
+def _held_seconds(times: bytes) -> float:
+    """Seconds in which the ranks worked, of the content of time.json: a job that waits in a queue, before its first
+    start or between two, has no ranks."""
+    return sum(max(0.0, each["seen_at"] - each["opened_at"]) for each in json.loads(times)["stretches"])
+
+
 def _sentences(device: str, hours: float, prices: Prices) -> str:
-    took = f"The phases took {hours:.2f} rank-hours on {device or 'an unrecorded device'} from submission to end."
+    took = f"The phases took {hours:.2f} rank-hours on {device or 'an unrecorded device'}, without queue and starts."
     machine = _priced_as(device, prices)
     if machine is None:
         return (

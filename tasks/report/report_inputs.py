@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 DIGITS = 12
 """Number of digits of a digest that are shown to a person."""
+OF_PAIRS = ("dpo", "reward")
+"""Objectives whose loss is that of a preference pair, not of a token."""
 
 
 class NamedRelease(Record):
@@ -60,6 +62,11 @@ class ReportedPhase:
         return f"{self.checkpoint.record.objective}{how}"
 
     @property
+    def reads_pairs(self) -> bool:
+        """Whether its loss is that of preference pairs."""
+        return self.checkpoint.record.objective in OF_PAIRS
+
+    @property
     def start(self) -> str | None:
         """Digest of the checkpoint that the phase started from; None for random weights, and for weights from
         outside."""
@@ -82,6 +89,15 @@ class ReportedRewardModel:
     checkpoint: Artifact[TrainedCheckpoint]
     decision: Artifact[GateDecision]
     pairs: Artifact[PairEvaluation]
+    quoted_loss: float | None = None
+
+    @property
+    def objective(self) -> str:
+        return self.checkpoint.record.objective
+
+    @property
+    def reads_pairs(self) -> bool:
+        return True
 
     @property
     def stages(self) -> list[Artifact[Any]]:

@@ -171,7 +171,8 @@ def named_stages(
     data: PreparedData, phases: ReportedPhases, others: Iterable[tuple[str, Artifact[Any] | None]]
 ) -> list[tuple[str, Artifact[Any]]]:
     """Every artifact of the run, by step and phase; of the others, which may be None, by step and format."""
-    of_phases = ((phase.name, artifact) for phase in phases for artifact in phase.stages)
+    trained = (*phases, *phases.reward_models)
+    of_phases = ((phase.name, artifact) for phase in trained for artifact in phase.stages)
     stages = [*(("", artifact) for artifact in data.stages), *of_phases, *others]
     return [(f"{each.manifest.step} {name}".rstrip(), each) for name, each in stages if each is not None]
 

@@ -83,7 +83,7 @@ def overview_section(data: PreparedData, phases: ReportedPhases) -> str:
     lines = [
         Line("loss", [(span.start + line["tokens"], line["lm"]) for line in metrics if "lm" in line])
         for span, phase in zip(phase_spans(path), path, strict=True)
-        if (metrics := read_metrics(phase.checkpoint)) and not sampled_lines(metrics)
+        if (metrics := read_metrics(phase.checkpoint)) and not sampled_lines(metrics) and not phase.reads_pairs
     ]
     lines = [line for line in lines if line.points]
     if lines:

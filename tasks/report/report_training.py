@@ -109,13 +109,19 @@ def effective_time_of(checkpoint: Artifact[Any]) -> EffectiveTime | None:
 
 def _table(phases: ReportedPhases) -> str:
     """Columns that no phase fills are left out."""
-    logged = [(phase, phase.checkpoint.record, read_metrics(phase.checkpoint)) for phase in phases]
+    trained = (*phases, *phases.reward_models)
+    logged = [(phase, phase.checkpoint.record, read_metrics(phase.checkpoint)) for phase in trained]
+    times = [effective_time_of(phase.checkpoint) for phase in trained]
     columns: dict[str, list[Figure | str | int]] = {
         "phase": [phase.name for phase, _, _ in logged],
         "objective": [phase.objective for phase, _, _ in logged],
         "steps": [record.num_steps for _, record, _ in logged],
         "tokens": [record.num_tokens for _, record, _ in logged],
-        "last loss": [_number(None if record.mean_reward is not None else record.lm_loss) for _, record, _ in logged],
+        "last loss": [
+            _number(None if record.mean_reward is not None or phase.reads_pairs else record.lm_loss)
+            for phase, record, _ in logged
+        ],
+        "last loss of a pair": [_number(record.lm_loss if phase.reads_pairs else None) for phase, record, _ in logged],
         "quoted loss": [
             Figure("" if phase.quoted_loss is None else f"{phase.quoted_loss:g}") for phase, _, _ in logged
         ],
@@ -124,14 +130,8 @@ def _table(phases: ReportedPhases) -> str:
             Figure(f"{median_of(metrics, 'tokens_per_second'):,.0f}" if metrics else "") for _, _, metrics in logged
         ],
         "MFU": [Figure(f"{median_of(metrics, 'mfu'):.1%}" if metrics else "") for _, _, metrics in logged],
-        "effective time": [
-            Figure("" if (measured := effective_time_of(phase.checkpoint)) is None else f"{measured.share:.1%}")
-            for phase in phases
-        ],
-        "lost": [
-            Figure("" if (measured := effective_time_of(phase.checkpoint)) is None else f"{measured.lost:,.0f} s")
-            for phase in phases
-        ],
+        "effective time": [Figure("" if spent is None else f"{spent.share:.1%}") for spent in times],
+        "lost": [Figure("" if spent is None else f"{spent.lost:,.0f} s") for spent in times],
         "peak memory": [
             Figure(f"{max(line.get('memory_bytes', 0) for line in metrics) / 2**30:.2f} GiB" if metrics else "")
             for _, _, metrics in logged
@@ -175,14 +175,23 @@ def median_of(metrics: Metrics, name: str) -> float:
 
 
 def _losses(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequence[Span]) -> str:
-    """A policy objective's surrogate is no measure of the model: its phases stay empty."""
+    """A policy objective's surrogate is no measure of the model: its phases stay empty. The loss of a preference pair
+    has a picture of its own."""
     lines = []
     for name, key, colour in (("next token", "lm", "accent"), ("token after it (MTP)", "mtp", "second")):
-        for _, span, metrics in trained:
+        for phase, span, metrics in trained:
             points = _points(span, metrics, key)
-            if not sampled_lines(metrics) and any(value for _, value in points):
+            if not sampled_lines(metrics) and not phase.reads_pairs and any(value for _, value in points):
                 lines.append(Line(name, points, colour, width=2 if key == "lm" else 1.4))
-    return heading("Loss") + curves("tokens", "cross-entropy, nats per token", lines, spans) if lines else ""
+    drawn = heading("Loss") + curves("tokens", "cross-entropy, nats per token", lines, spans) if lines else ""
+    of_pairs = [
+        Line(phase.name, points)
+        for phase, span, metrics in trained
+        if phase.reads_pairs and (points := _points(span, metrics, "lm"))
+    ]
+    if not of_pairs:
+        return drawn
+    return drawn + heading("Loss of preference pairs") + curves("tokens", "nats per pair", of_pairs, spans)
 
 
 def _points(span: Span, metrics: Metrics, key: str) -> list[Point]:
@@ -244,9 +253,9 @@ def sampled_lines(metrics: Metrics) -> Metrics:
 def _reward_parts(metrics: Metrics) -> str:
     """What the reward was made of at the end, whatever the parts weigh."""
     last = metrics[-SMOOTHED_STEPS:]
-    parts = REWARD_PARTS | {key: name for key, name in PARTS_OF_SOME.items() if key in last[-1]}
-    means = [f"{name} {sum(line[key] for line in last) / len(last):.3f}" for key, name in parts.items()]
-    said = f"Means over the last {len(last)} logged steps: {', '.join(means)}."
+    values = {name: [line[key] for line in last if key in line] for key, name in (REWARD_PARTS | PARTS_OF_SOME).items()}
+    means = [f"{name} {sum(each) / len(each):.3f}" for name, each in values.items() if each]
+    said = f"Means over the last {len(last)} logged steps, of those that have the part: {', '.join(means)}."
     played = sorted({key for line in metrics for key in line if key.startswith(TIMEOUTS)})
     timeouts = [
         f"{key.removeprefix(TIMEOUTS)} {sum(line[key] for line in metrics if key in line):,.0f}" for key in played

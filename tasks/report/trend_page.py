@@ -52,7 +52,8 @@ def trend_run(name: str, phases: ReportedPhases, seconds: float, is_cached: bool
         for shown, key in (("bits per byte", "bits_per_byte"), ("pass@1", "pass_at_1"))
         if key in evaluated.intervals
     }
-    predicting = [phase for phase in phases if phase.checkpoint.record.mean_reward is None]  # a surrogate says nothing
+    # A surrogate says nothing, and the loss of a pair is no token's.
+    predicting = [phase for phase in phases if phase.checkpoint.record.mean_reward is None and not phase.reads_pairs]
     if predicting:
         figures["last loss"] = predicting[-1].checkpoint.record.lm_loss
     measured = [metrics for phase in phases if (metrics := read_metrics(phase.checkpoint))]

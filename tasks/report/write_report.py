@@ -109,6 +109,7 @@ def write_report(
 def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[tuple[str, str]]:
     """The figures at the top of the page."""
     evaluated, trained = phases.last.evaluation.record, phases.last.checkpoint.record
+    reached = len(phases.phases) + len(phases.reward_models)
     return [
         ("verdict of all gates", "accepted" if accepted else "refused"),
         ("held-out bits per byte", figure(evaluated, "bits_per_byte").split(" [")[0]),
@@ -122,11 +123,7 @@ def _facts(data: PreparedData, phases: ReportedPhases, accepted: bool) -> list[t
         ("conversations", f"{data.chats.record.training_chats:,}")
         if data.documents is None
         else ("records read", f"{data.ingested.record.num_documents:,}"),
-        (
-            "phases",
-            f"{len(phases.phases)}"
-            + (f" of {len(phases.phases) + len(phases.not_reached)}" if phases.not_reached else ""),
-        ),
+        ("phases", f"{reached} of {reached + len(phases.not_reached)}" if phases.not_reached else f"{reached}"),
     ]
 
 

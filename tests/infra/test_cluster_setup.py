@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -168,6 +170,21 @@ def test_scripts_start_and_submit_a_run(tmp_path):
     shell = environment_script(Network("tcp", ("eth0",), (), ()))
     shown = subprocess.run(["sh", "-c", f"{shell}\nenv"], capture_output=True, text=True, check=True).stdout
     assert {"NCCL_SOCKET_IFNAME==eth0", "NCCL_IB_DISABLE=1"} <= set(shown.splitlines())
+
+
+def test_a_file_of_your_own_is_found_from_the_directory_of_the_command(tmp_path, monkeypatch):
+    glm46 = tmp_path / "bin" / "glm46"
+    glm46.parent.mkdir()
+    glm46.write_text('#!/bin/sh\nls "$2"\n')
+    glm46.chmod(0o700)
+    (tmp_path / "mine.yaml").touch()
+    monkeypatch.setattr(sys, "executable", str(glm46.with_name("python")))
+    (tmp_path / "launch.sh").write_text(launch_script(tmp_path / "home"))
+    (tmp_path / "launch.sh").chmod(0o700)
+    subprocess.run(["sh", tmp_path / "launch.sh", "mine.yaml"], cwd=tmp_path, check=True)
+    (tmp_path / "driver.pbs").write_text(driver_script(ClusterSettings(kind="pbs"), tmp_path))
+    variables = {**os.environ, "SCALE": "mine.yaml", "PBS_O_WORKDIR": str(tmp_path)}
+    subprocess.run(["bash", tmp_path / "driver.pbs"], cwd="/", env=variables, check=True)
 
 
 def states(setup: Setup) -> dict[str, str]:

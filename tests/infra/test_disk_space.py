@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from flows.cli.command_errors import failures
+from flows.cli.command_errors import failures, usage_errors
 from infra.disk_space import explain_full_disk
 from infra.home import Home
 from infra.storage.open_store import open_store
@@ -45,6 +45,18 @@ def test_the_words_of_an_error_or_of_its_cause_say_that_a_disk_is_full(tmp_path)
             said = explain_full_disk(each, [tmp_path])
             assert str(tmp_path) in said and "make room, then run again" in said and "\n" not in said
     assert not explain_full_disk(SparkError(JAVA_TRACE.format("Connection reset")), [tmp_path])
+
+
+def test_a_used_up_quota_is_said_and_the_disk_of_a_named_file_is_shown(tmp_path, home, capsys):
+    said = explain_full_disk(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), [tmp_path])
+    assert said.startswith("the disk quota of this user is used up (free: ") and "make room" in said
+    elsewhere = OSError(errno.ENOSPC, "No space left on device", "/dev/shm/weights.safetensors")
+    assert "GiB under /dev/shm" in explain_full_disk(elsewhere, [tmp_path])
+    with pytest.raises(typer.Exit) as ended, usage_errors():
+        raise elsewhere
+    assert ended.value.exit_code == 1 and "no space left on a disk" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError), usage_errors():
+        raise FileNotFoundError(errno.ENOENT, "No such file", "/dev/shm/other")
 
 
 def test_a_server_that_fails_without_words_is_explained_by_the_room_that_is_left(tmp_path, monkeypatch):

@@ -214,3 +214,14 @@ def test_the_command_lists_by_default_and_removes_when_it_is_asked_to(home, tmp_
     removed = CliRunner().invoke(app, [*command, "--delete"])
     assert json.loads(removed.output.splitlines()[-1])["attempts that no manifest names"] == {"count": 1, "bytes": 9}
     assert not (store.root / f"objects/{NOBODY}/attempt/a.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("gc",), ("checkpoint", "list"), ("plan", "micro"), ("lineage", "document", "0" * 16), ("doctor", "--deep")],
+)
+def test_a_store_that_is_not_there_is_no_empty_one(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLM46_HOME", str(tmp_path / "home"))
+    looked = CliRunner().invoke(app, [*command, "--store", str(tmp_path / "typo")])
+    assert looked.exit_code == 2 and f"store {tmp_path}/typo does not exist: name the one" in looked.output
+    assert not (tmp_path / "typo").exists()

@@ -15,9 +15,11 @@ import sys
 import threading
 import time
 import types
+from dataclasses import replace
 
 import pytest
 
+from infra.home import Home
 from infra.machine.doctor import _look_at, check_store
 from infra.storage.adoption import adopt
 from infra.storage.open_store import open_store
@@ -111,6 +113,22 @@ def test_a_corrupt_file_is_named_and_the_next_run_computes_it_anew(store):
     again, total_again = run_both(fresh, computed)
     assert (computed, again.manifest.generation) == (["write_numbers"], 1)
     assert (again.digest, total_again.digest) == (numbers.digest, total.digest)
+
+
+@pytest.mark.parametrize("name", ["store", "my store"])
+def test_what_an_executor_finds_corrupt_is_computed_anew_whatever_the_path(name, tmp_path):
+    store = open_store(str(tmp_path / name), Home(tmp_path / "home"))
+    numbers = ensure(store, write_numbers)
+    damaged = numbers.files("numbers/*.txt")[0].uri
+
+    def read(*, numbers, output):
+        raise RuntimeError(f"task failed:\n CorruptFileError: {damaged} is corrupt: it was removed. Run again")
+
+    with pytest.raises(CorruptArtifactError, match=r"part-00000\.txt is corrupt: it was removed"):
+        ensure(store, replace(sum_numbers, function=read), numbers=numbers)
+    computed: list[str] = []
+    ensure(store, write_numbers, computed)
+    assert computed == ["write_numbers"]
 
 
 def change(store, name: str, edit) -> None:

@@ -40,6 +40,12 @@ def collect_chats(*, output: Output) -> Toy:
     return Toy(name="chats")
 
 
+@step(content=("chats/*",))
+def sample_solutions(*, output: Output) -> Toy:
+    pq.write_table(pa.table({"id": ["e"], "messages": ["[1]"]}), output.path("chats/part-00000.parquet"))
+    return Toy(name="solutions")
+
+
 @step(content=("shards.bin",))
 def shard_documents(*, documents, output: Output) -> Toy:
     output.path("shards.bin").write_bytes(b"tokens")
@@ -48,7 +54,7 @@ def shard_documents(*, documents, output: Output) -> Toy:
 
 @step(content=("shards.bin",))
 def shard_chats(*, chats, output: Output) -> Toy:
-    output.path("shards.bin").write_bytes(b"tokens of chats")
+    output.path("shards.bin").write_text(f"tokens of {chats.digest}")
     return Toy(name="chat shards")
 
 
@@ -105,6 +111,22 @@ def test_it_names_licences_sources_digests_and_what_was_left_out(trained):
     (made,) = graph.made_by("decontaminate_documents")
     files = {part["name"]: part["sha256"] for part in description["distribution"] if part["@type"] == "cr:FileObject"}
     assert files == {name: entry.sha256 for name, entry in made.content.items()}
+
+
+def test_collected_and_sampled_conversations_are_both_described(trained):
+    graph, lineage, _ = trained
+    (collected,) = graph.made_by("shard_chats")
+    sampled = commit(graph.store, shard_chats, chats=commit(graph.store, sample_solutions))
+    graph = read_manifest_graph(graph.store)
+    steps = [
+        lineage.steps[0].model_copy(update={"step": "shard_chats", "key": made.key, "digest": made.digest})
+        for made in (collected, sampled.manifest)
+    ]
+    description = dataset_description(graph, lineage.model_copy(update={"steps": (*lineage.steps, *steps)}))
+    wanted = {made.digest[:12] for made in graph.made_by("collect_chats", "sample_solutions")}
+    assert {each["name"] for each in description["recordSet"]} == {"documents", *(f"chats-{each}" for each in wanted)}
+    hashes = [part["sha256"] for part in description["distribution"] if part["@type"] == "cr:FileObject"]
+    assert len(set(hashes)) == len(hashes) == len(PARTS) + 2
 
 
 def test_a_version_without_texts_in_the_store_is_one_sentence(trained):

@@ -16,7 +16,7 @@ import pytest
 
 from configs.load import load_scale
 from configs.schema import PackingRecipe, PolicyObjective
-from flows.cli.evidence.trace_lineage import lineage_of_document
+from flows.cli.evidence.trace_lineage import lineage_of_document, lineage_of_model
 from infra.home import Home
 from infra.registry.model_registry import DIGEST_TAG, open_registry
 from infra.registry.registered_versions import all_versions, named_version
@@ -33,10 +33,12 @@ from tasks.data.shards.shard_chats import shard_chats
 from tasks.data.shards.shard_documents import shard_documents
 from tasks.data.sources.list_sources import list_sources
 from tasks.data.tokenizer.train_tokenizer import train_tokenizer
+from tasks.lineage.provenance import release_graph
 from tasks.lineage.trace_document import trace_document
 from tasks.lineage.trace_model import trace_model
-from tasks.lineage.trained_phases import asked_prompt_ids, phase_of
+from tasks.lineage.trained_phases import asked_prompt_ids, phase_of, shard_reads
 from tests.conftest import ROOT
+from tests.lineage.toy_release import make_release
 from tests.support.data_inputs import (
     RECIPE,
     RESOURCES,
@@ -315,6 +317,31 @@ def test_records_of_a_model_are_what_its_packed_orders_read(champion, data, trai
     num_groups = recipe.num_tokens // recipe.sequence_length // recipe.objective.samples_per_prompt
     assert asked < prompts and len(asked) == num_groups
     assert lineage.num_documents == len(records) == len({row["id"] for row in records})
+
+
+def test_records_replace_a_file_when_they_are_whole_and_none_is_an_error(tmp_path, monkeypatch):
+    store = open_store(str(tmp_path / "store"), Home(tmp_path / "home"))
+    version = make_release(store).version
+    graph, path = release_graph(read_manifest_graph(store), version), tmp_path / "out" / "records.parquet"
+    path.parent.mkdir()
+    path.write_text("of another model")
+
+    def broken(*given):
+        yield from shard_reads(*given)
+        raise ValueError("a damaged shard")
+
+    monkeypatch.setattr("tasks.lineage.trace_model.shard_reads", broken)
+    with pytest.raises(ValueError, match="a damaged shard"):
+        trace_model(graph, version, path)
+    assert path.read_text() == "of another model" and os.listdir(path.parent) == [path.name]
+    monkeypatch.setattr("tasks.lineage.trace_model.shard_reads", lambda *given: iter(()))
+    with pytest.raises(ValueError, match="no phase read a document of shards; leave --records out"):
+        trace_model(graph, version, path)
+    monkeypatch.undo()
+    trace_model(graph, version, path)
+    assert pq.read_table(path).num_rows == 3 and os.listdir(path.parent) == [path.name]
+    with pytest.raises(ValueError, match=r"--records .*nowhere is no directory"):
+        lineage_of_model("champion", "tiny", None, tmp_path / "nowhere" / "records.parquet")
 
 
 def test_a_model_names_phases_shards_steps_and_sources_with_digests(champion, data, trained):

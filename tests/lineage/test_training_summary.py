@@ -9,10 +9,15 @@ from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
 from tasks.lineage.provenance import release_graph
 from tasks.lineage.trace_model import trace_model
-from tasks.lineage.training_summary import GAP, training_summary
+from tasks.lineage.training_summary import GAP, _host_of, training_summary
 from tests.lineage.toy_release import make_release
 
 SECTIONS = ("1. ", "2. ", "2.1 ", "2.3 ", "2.5 ", "3. ")
+
+
+def test_an_address_that_is_none_has_no_host():
+    stated = {"https://one.example/a": "one.example", "http://[one/": "", "http://\u2100.example/": "", "": ""}
+    assert {url: _host_of(url) for url in stated} == stated
 
 
 def test_the_summary_has_the_templates_sections_and_what_was_trained_on(tmp_path):

@@ -12,7 +12,9 @@ import pytest
 
 from configs.load import load_prices
 from infra.home import Home
+from infra.step import Artifact
 from infra.storage.open_store import open_store
+from tasks.evaluation.evaluate_pairs import PairEvaluation
 from tasks.evaluation.items import CHAT_PROBLEM, CHOICE, accuracy, read_items
 from tasks.evaluation.sample_solutions import DomainSolutions, SampledSolutions, best_of_k
 from tasks.release.decide_promotion import Approval
@@ -20,12 +22,13 @@ from tasks.report.dropped_examples import dropped_examples
 from tasks.report.report_charts import Line, Span, bars, curves, intervals, strips
 from tasks.report.report_cost import energy_note
 from tasks.report.report_evaluation import DRAWN, evaluation_section
-from tasks.report.report_inputs import ReportedPhases
-from tasks.report.report_lineage import time_section
+from tasks.report.report_inputs import ReportedPhases, ReportedRewardModel
+from tasks.report.report_lineage import named_stages, time_section
 from tasks.report.report_page import Section, page, table
 from tasks.report.report_solutions import solutions_section
-from tasks.report.report_training import _reward_parts
-from tasks.report.write_report import publish_report
+from tasks.report.report_training import _reward_parts, training_section
+from tasks.report.trend_page import trend_run
+from tasks.report.write_report import _facts, publish_report
 from tasks.training.watch.effective_time import TIME_FILE, Stretch
 from tests.support.evaluation_fakes import commit
 from tests.support.report_fakes import (
@@ -443,6 +446,36 @@ def test_measured_prompts_are_counted_with_the_band_that_was_asked(store):
     timed[1] |= {"tool_timeouts_python": 1.0, "tool_timeouts_search": 0.0}
     assert "Tool calls out of time in all: python 3, search 0." in _reward_parts(timed)
     assert "out of time" not in _reward_parts(timed[2:])
+    played = [timed[0] | {"episode_turns": 3.0}, timed[1], timed[2] | {"episode_turns": 5.0}]
+    assert "turns of an episode 4.000" in _reward_parts(played), "a step may play no episode"
+
+
+def test_the_loss_of_a_pair_is_called_no_cross_entropy_and_a_reward_model_is_counted(store, data):
+    general, tuned = reported_phases(store, ("pretrain_general", "sft")).phases
+    paired = tuned.checkpoint.record.model_copy(update={"objective": "dpo", "lm_loss": 0.6931})
+    aligned = replace(tuned, name="rl_alignment", checkpoint=replace(tuned.checkpoint, record=paired))
+    scored = replace(general.checkpoint, record=paired.model_copy(update={"objective": "reward", "lm_loss": 0.25}))
+    fakes = PairEvaluation.model_construct(
+        is_scored=True, num_pairs=1, pair_accuracy=1.0, interval=(0.5, 1.0), calibration_error=0.0, bins=(),
+        accuracy_by_collection=(),
+    )  # fmt: skip
+    pairs = Artifact(general.decision.manifest, fakes, general.decision.reader)
+    model = ReportedRewardModel("reward_model", scored, general.decision, pairs)
+    phases = ReportedPhases((general, aligned), reward_models=(model,))
+    drawn = training_section(phases)
+    of_text, of_pairs = drawn.split("<h3>Loss of preference pairs</h3>")
+    rows = {row[0]: row for row in reversed(Cells(drawn).rows)}  # the first table is that of the phases
+    losses = [rows["phase"].index(name) for name in ("last loss", "last loss of a pair")]
+    shown = {
+        name: [rows[name][index] for index in losses] for name in ("pretrain_general", "rl_alignment", "reward_model")
+    }
+    assert shown == {"pretrain_general": ["2.2500", ""], "rl_alignment": ["", "0.6931"], "reward_model": ["", "0.2500"]}
+    assert of_text.count("<title>next token</title>") == 1 and "<title>rl_alignment</title>" in of_pairs
+    assert {"train_phase reward_model", "evaluate_checkpoint rl_alignment"} <= {
+        name for name, _ in named_stages(data, phases, ())
+    }
+    assert trend_run("", phases, 60.0, is_cached=False).figures["last loss"] == 2.25
+    assert ("phases", "3 of 4") in _facts(data, replace(phases, not_reached=("rl_agentic",)), accepted=False)
 
 
 def test_cards_hold_the_numbers(report, phases):
@@ -530,7 +563,7 @@ def test_energy_and_cost_follow_from_rank_hours_and_the_device_of_each_phase(tmp
     def ran(device: str, *logs: str):
         folder = tmp_path / device
         folder.mkdir()
-        stretch = Stretch(first_step=0, opened_at=10.0, last_step=5, seen_at=1800.0)
+        stretch = Stretch(first_step=0, opened_at=9000.0, last_step=5, seen_at=10800.0)
         values = {"submitted_at": 0.0, "stretches": [asdict(stretch)], "device": device}
         (folder / TIME_FILE).write_text(json.dumps(values))
         manifest = SimpleNamespace(evidence=dict.fromkeys((TIME_FILE, *logs)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flows.show import show_trend
 from flows.show.show_trend import PREFIX, _as_metrics, read_trend
 from infra.registry.experiment_tracking import ensure_run, log_new_figures, runs_with_metrics
 from tasks.report.trend_page import TrendRun, regressions, trend_page, trend_rows, without_repeats
@@ -65,6 +66,19 @@ def test_the_page_shows_the_newest_first_and_what_is_worse():
         and "0.69 [0.64, 0.74]" in text
         and "http" not in text.split("</style>")[1].replace("http://www.w3.org", "")
     )
+
+
+def test_quiet_nights_push_no_measurement_out_of_the_trend(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setattr(show_trend, "NUM_RUNS", 2)
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db", f"sqlite:///{tmp_path}/mlflow.db")
+    seen = []
+    for number, digest in enumerate(("a", "b", "b", "b")):
+        own = TrendRun("", {"pass@1": 0.5 + number / 10}, {}, digest)
+        run_id = ensure_run(client, "glm46-toy", "run", str(number), None, {"glm46.scale": "toy"})
+        seen = [run.measured for run in show_trend.runs_with(client, "toy", run_id, own)]
+        assert seen == [run.measured for run in show_trend.runs_with(client, "toy", run_id, own)], "a retried run"
+    assert seen == ["a", "b"]
 
 
 def test_mlflow_keeps_what_the_trend_needs(tmp_path):

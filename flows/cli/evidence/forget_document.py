@@ -16,7 +16,7 @@ from infra.home import Home, open_home
 from infra.registry.model_registry import open_registry
 from infra.registry.promotion import FORGOTTEN_TAG
 from infra.storage.manifest_graph import read_manifest_graph
-from infra.storage.open_store import open_store
+from infra.storage.open_store import open_known_store
 from tasks.data.filtering.blocked_documents import block_list_path, read_block_list
 from tasks.lineage.plan_takedown import TakeDown, plan_takedown
 
@@ -27,7 +27,7 @@ MAX_TAG_CHARS = 5000
 def plan(asked: str, store: str | None) -> TakeDown:
     """What a take-down would do. Raises ValueError for a document that the store does not know."""
     home = open_home()
-    return plan_takedown(read_manifest_graph(open_store(store, home)), registered_versions(home), asked)
+    return plan_takedown(read_manifest_graph(open_known_store(store, home)), registered_versions(home), asked)
 
 
 def apply(takedown: TakeDown, scale: str) -> list[str]:

@@ -13,7 +13,7 @@ from infra.home import Home, open_home
 from infra.registry.model_registry import find_registry, model_name, open_registry
 from infra.registry.registered_versions import NamedVersion, all_versions, named_version
 from infra.storage.manifest_graph import read_manifest_graph
-from infra.storage.open_store import open_store
+from infra.storage.open_store import open_known_store
 
 if TYPE_CHECKING:
     from tasks.lineage.trace_document import DocumentLineage
@@ -25,9 +25,11 @@ def lineage_of_model(name: str, scale: str, store: str | None, records_path: Pat
     without its parts."""
     from tasks.lineage.trace_model import trace_model
 
+    if records_path is not None and not records_path.absolute().parent.is_dir():
+        raise ValueError(f"--records {records_path}: {records_path.absolute().parent} is no directory: name one")
     home = open_home()
     version = named_version(open_registry(home), model_name(load_scale(scale).scale), name)
-    return trace_model(read_manifest_graph(open_store(store, home)), version, records_path)
+    return trace_model(read_manifest_graph(open_known_store(store, home)), version, records_path)
 
 
 def lineage_of_document(asked: str, store: str | None) -> list[DocumentLineage]:
@@ -36,7 +38,7 @@ def lineage_of_document(asked: str, store: str | None) -> list[DocumentLineage]:
     from tasks.lineage.trace_document import trace_document
 
     home = open_home()
-    graph, identities = read_manifest_graph(open_store(store, home)), (asked,)
+    graph, identities = read_manifest_graph(open_known_store(store, home)), (asked,)
     if "://" in asked:
         from tasks.lineage.plan_takedown import documents_at
 

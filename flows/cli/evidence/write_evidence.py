@@ -19,7 +19,7 @@ from infra.registry.model_registry import model_name, open_registry
 from infra.registry.registered_versions import NamedVersion, named_version
 from infra.signature_bundle import read_private_key, sign
 from infra.storage.manifest_graph import ManifestGraph, read_manifest_graph
-from infra.storage.open_store import open_store
+from infra.storage.open_store import open_known_store
 from tasks.lineage.bill_of_materials import bill_of_materials
 from tasks.lineage.dataset_description import dataset_description
 from tasks.lineage.lineage_events import lineage_events
@@ -44,7 +44,7 @@ def write_evidence(
     key = None if sign_key_path is None else read_private_key(sign_key_path)
     home = open_home()
     version = named_version(open_registry(home), model_name(load_scale(scale).scale), name)
-    files = evidence_files(read_manifest_graph(open_store(store, home)), version)
+    files = evidence_files(read_manifest_graph(open_known_store(store, home)), version)
     if key is not None:
         files |= signatures(files[PROVENANCE_FILE], key)
     temporary = target.with_name(f".{target.name}.partial")
