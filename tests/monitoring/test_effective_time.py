@@ -59,6 +59,15 @@ def test_the_log_goes_on_where_another_process_ended(tmp_path):
     ]
 
 
+def test_an_empty_log_of_a_power_cut_ends_no_training(tmp_path, capsys):
+    (tmp_path / "command.json").touch()
+    (tmp_path / TIME_FILE).touch()
+    TimeLog(tmp_path, 2, "cpu").seen(4)
+    assert "is damaged: the time of earlier starts counts as waiting" in capsys.readouterr().out
+    measured = effective_time((tmp_path / TIME_FILE).read_bytes())
+    assert measured is not None and measured.lost == 0
+
+
 @pytest.mark.parametrize("set_by", [3600, -3600])
 def test_a_clock_that_is_set_within_a_stretch_changes_no_second(set_by, tmp_path, monkeypatch):
     now = time.time()

@@ -11,6 +11,7 @@ import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from configs.files.atomic_files import replacing
 
@@ -62,13 +63,10 @@ class TimeLog:
         self._path = work_dir / TIME_FILE
         submitted = work_dir / "command.json"
         opened_at = time.time()
-        if self._path.exists():
-            self._before = json.loads(self._path.read_text())
-        else:
-            self._before = {
-                "submitted_at": submitted.stat().st_mtime if submitted.exists() else opened_at,
-                "stretches": [],
-            }
+        self._before = _read(self._path) or {
+            "submitted_at": submitted.stat().st_mtime if submitted.exists() else opened_at,
+            "stretches": [],
+        }
         self._before[DEVICE] = device
         self._stretch = Stretch(step, opened_at, step, opened_at)
         self._opened = time.monotonic()
@@ -89,6 +87,18 @@ class TimeLog:
     def _now(self) -> float:
         """The time by the clock as it was when the stretch began, whatever it was set to since."""
         return self._stretch.opened_at + time.monotonic() - self._opened
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What earlier starts wrote. A power cut can leave an empty file, which must not end the training that it
+    measures."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError:
+        print(f"{path} is damaged: the time of earlier starts counts as waiting", flush=True)
+        return None
 
 
 def device_of(data: bytes) -> str:
