@@ -161,7 +161,7 @@ def train(arm: Arm, seed: int, num_steps: int) -> dict[str, float]:
     for step in range(1, num_steps + 1):
         sampler.load_state_dict(earlier[0])
         rollouts = sample(rounded_to_int8(sampler) if arm.is_rounded else sampler, seed, step)
-        comparison = RouteComparison()
+        comparison = RouteComparison(torch.device("cpu"))
 
         def likelihood(rows: AnswerRows, comparison: RouteComparison = comparison) -> torch.Tensor:
             return target_log_probabilities(model, rows, 1.0, len(rows.token_ids_BT), comparison)

@@ -14,6 +14,7 @@ from model.formats.hf_checkpoint import read_config
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
 from tasks.training.state.tensor_sources import open_weights
+from tasks.training.watch.effective_time import TIME_FILE
 from tests.support.cluster.default_queue import DEFAULT_QUEUE
 from tests.support.model_recipes import GLM46, with_every_expert
 from tests.support.training_inputs import (
@@ -207,6 +208,8 @@ def test_grpo_samples_learns_and_keeps_its_evidence(tuned, reinforced):
         and first["clip_fraction"] == 0
     )
     assert first["mfu"] > 0 and first["memory_bytes"] > 10**7
+    stretches = json.loads(artifact.path(TIME_FILE).read_bytes())["stretches"]
+    assert [stretch["wait_seconds"] for stretch in stretches] == [0.0], "answers and what is computed of them are work"
     assert artifact.record.is_chat_trained  # its start was
     assert artifact.record.mean_reward == logged[RL_STEPS]["reward_mean"]  # a tenth of four steps is the last one
     groups = [json.loads(line) for line in artifact.path("rollouts.jsonl").read_text().splitlines()]

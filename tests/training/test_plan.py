@@ -4,6 +4,7 @@ rule."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def test_steps_are_those_of_the_walk(recipe):
         min(rows),
         max(rows),
     )
-    assert steps.first_end_tokens == plans[0].end_tokens
+    assert steps.first_end_tokens == plans[0].end_tokens and steps.common_rows == math.gcd(*rows)
     assert steps.smallest_at_tokens == plans[rows.index(min(rows))].start_tokens
 
 
@@ -259,6 +260,16 @@ def test_groups_of_answers_are_not_divided():
     odd = recipe.model_copy(update={"num_tokens": recipe.num_tokens - recipe.sequence_length})
     (reason,) = impossible_topology(odd, resources)
     assert re.match(r"a step of 511 to 512 answers does not divide into groups of samples_per_prompt \(8\)", reason)
+    length = recipe.sequence_length
+    growth = {"start_batch_tokens": 128 * length, "batch_rampup_share": 0.5}
+    for peak, num_rows in ((512 * length, 5121), (512 * length + 1, 5000)):
+        course = recipe.course.model_copy(update=growth | {"peak_batch_tokens": peak})
+        tokens = {"num_tokens": num_rows * length, "course_num_tokens": num_rows * length}
+        growing = recipe.model_copy(update=tokens | {"course": course, "course_start_tokens": 0})
+        rows = [plan.num_rows for plan in walked(growing)]
+        assert (rows[0], min(rows), max(rows)) == (128, 128, 512), "those divide: only others do not"
+        (reason,) = impossible_topology(growing, resources)
+        assert "a step of 128 to 512 answers does not divide into groups of samples_per_prompt (8)" in reason
 
 
 def test_the_source_documents_topology_is_refused_for_each_of_its_reasons():

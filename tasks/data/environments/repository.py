@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.data.environments import repository_tests
 from tasks.data.environments.environment import Environment, Parameter, Tool, ToolError, ToolTimeoutError
-from tasks.data.environments.repository_tests import name_of
+from tasks.data.environments.repository_tests import PASSED_MARK, names_of
 from tasks.data.sandbox.code_sandbox import run_program
 
 KIND = "swe_task"
@@ -53,10 +53,12 @@ def passes(files: Files, ids: list[str]) -> bool:
 
 def failed_tests(files: Files, ids: list[str]) -> set[str]:
     """Those of these tests that fail, without the names of their cases; all where their process ended."""
+    names = names_of(ids)
     try:
-        return {*_results(files, ids, "")["failed"]}
+        marks, _ = _results(files, ids, "")
     except ToolTimeoutError:
-        return {name_of(each) for each in ids}
+        return {*names}
+    return {name for name, mark in zip(names, marks, strict=True) if mark != PASSED_MARK}
 
 
 def _functions(files: Files) -> tuple[Any, ...]:
@@ -89,19 +91,20 @@ def _functions(files: Files) -> tuple[Any, ...]:
 
     def run_tests(path: str) -> str:
         text_of(path)
-        results = _results(files, [], path)
-        failed = [f"{name} {error}" for name, error in results["failed"].items()]
-        return "\n".join([f"{results['num_tests'] - len(failed)} of {results['num_tests']} tests pass", *failed])
+        marks, failed = _results(files, [], path)
+        return f"{marks.count(PASSED_MARK)} of {len(marks)} tests pass\n{failed}".strip()
 
     return list_files, read_file, edit_file, run_tests
 
 
-def _results(files: Files, ids: list[str], path: str) -> dict[str, Any]:
-    """Those of `repository_tests.run_tests`. Raises ToolTimeoutError where there are none."""
+def _results(files: Files, ids: list[str], path: str) -> tuple[str, str]:
+    """A mark for each test, in their order, and what is shown of those that fail (`repository_tests.report`). Raises
+    ToolTimeoutError where there are none."""
     seal = secrets.token_hex(8)
     source = inspect.getsource(repository_tests)
     ran = run_program(f"{source}\nreport({files!r}, {ids!r}, {path!r}, {seal!r})\n")
-    line = next((line for line in reversed((ran or ("", ""))[0].splitlines()) if line.startswith(seal)), "")
-    if not line:
+    _, is_sealed, results = (ran or ("", ""))[0].rpartition(f"\n{seal}")
+    if not is_sealed:
         raise ToolTimeoutError("the tests used up their time or memory, or ended their process")
-    return json.loads(line.removeprefix(seal))
+    marks, _, failed = results.partition("\n")
+    return marks, failed

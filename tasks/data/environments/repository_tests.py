@@ -1,16 +1,15 @@
 """Runs tests of a repository that is held in memory, as pytest would, inside the sandbox.
 
-In: paths with texts, and the ids of tests (`path::function`, `path::Class::method`). Out: one line of JSON that names
-each failed test with its error. It knows of pytest what small test files use: plain functions and classes, unittest,
-`raises`, `mark.parametrize`, `mark.skip` and `mark.skipif`; a test that asks for a fixture fails. This module's source
-is sent into the sandbox: it imports only the standard library.
+In: paths with texts, and the ids of tests (`path::function`, `path::Class::method`). Out: a line with a mark for each
+test, then the errors. It knows of pytest what small test files use: plain functions and classes, unittest, `raises`,
+`mark.parametrize`, `mark.skip` and `mark.skipif`; a test that asks for a fixture fails. This module's source is sent
+into the sandbox: it imports only the standard library.
 """
 
 import importlib
 import importlib.util
 import io
 import itertools
-import json
 import linecache
 import re
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 ROOTS = ("", "src/")
 MAX_ERROR_CHARS, MAX_DESCRIBED = 200, 20
+PASSED_MARK, FAILED_MARK = ".", "F"
 
 
 class Tree:
@@ -142,26 +142,32 @@ def tests_of(path: str, module: types.ModuleType) -> Iterator[str]:
             yield f"{path}::{name}"
 
 
-def run_tests(files: dict[str, str], ids: list[str], path: str) -> dict[str, Any]:
-    """{"num_tests", "failed": {id: error}} of the tests with these ids, or without ids of all in the file `path`."""
+def run_tests(files: dict[str, str], ids: list[str], path: str) -> dict[str, str]:
+    """The error of each test, empty where it passes: of `names_of` these ids, or where a path is given of the tests in
+    that file. A file that cannot be loaded counts as one test."""
     sys.meta_path.insert(0, Tree(files))  # type: ignore[arg-type]
     shim: Any = types.ModuleType("pytest")
     shim.raises, shim.mark = raises, Mark()
     sys.modules["pytest"] = shim
-    failed: dict[str, str] = {}
-    wanted = [name_of(each) for each in ids]
-    if not ids:
+    wanted = names_of(ids)
+    if path:
         try:
-            wanted = [*tests_of(path, load(path))]
+            wanted = [*dict.fromkeys(tests_of(path, load(path)))]
         except BaseException as error:
-            failed[path] = described(error)
-    for each in dict.fromkeys(wanted):
+            return {path: described(error)}
+    errors = dict.fromkeys(wanted, "")
+    for each in wanted:
         file, *names = each.split("::")
         try:
             run_test(load(file), names)
         except BaseException as error:
-            failed[each] = described(error)
-    return {"num_tests": len(set(wanted)), "failed": failed}
+            errors[each] = described(error)
+    return errors
+
+
+def names_of(ids: list[str]) -> list[str]:
+    """The tests with these ids, each once."""
+    return [*dict.fromkeys(map(name_of, ids))]
 
 
 def name_of(test: str) -> str:
@@ -178,10 +184,11 @@ def described(error: BaseException) -> str:
 
 
 def report(files: dict[str, str], ids: list[str], path: str, seal: str) -> None:
-    """Print the results after the seal, which the tests do not know; of many failed tests only the first have their
-    error. What the tests print is dropped."""
+    """Print after the seal, which the tests do not know, a mark for each test, then the failed ones; of many only the
+    first have their error. The marks come first, as what a program prints is cut. What the tests print is dropped."""
     with redirect_stdout(io.StringIO()):
-        result = run_tests(files, ids, path)
-    named = enumerate(result["failed"].items())
-    result["failed"] = {each: error if number < MAX_DESCRIBED else "" for number, (each, error) in named}
-    print(f"\n{seal}{json.dumps(result)}")
+        errors = run_tests(files, ids, path)
+    marks = "".join(FAILED_MARK if error else PASSED_MARK for error in errors.values())
+    failed = [(each, error) for each, error in errors.items() if error]
+    lines = [f"{each} {error}" if number < MAX_DESCRIBED else each for number, (each, error) in enumerate(failed)]
+    print("\n".join([f"\n{seal}{marks}", *lines]))

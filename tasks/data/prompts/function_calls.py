@@ -22,13 +22,27 @@ def calls_agree(text: str, expected: Sequence[ExpectedCall]) -> bool:
     written = written_calls(text)
     if written is None or len(written) != len(expected):
         return False
-    waiting = list(written)
-    for wanted in expected:
-        found = next((call for call in waiting if _agrees(*call, wanted)), None)
-        if found is None:
-            return False
-        waiting.remove(found)
-    return True
+    taken: dict[int, int] = {}
+    return all(_is_placed(number, written, expected, taken, set()) for number in range(len(written)))
+
+
+def _is_placed(
+    number: int,
+    written: Sequence[tuple[str, dict[str, str]]],
+    expected: Sequence[ExpectedCall],
+    taken: dict[int, int],
+    tried: set[int],
+) -> bool:
+    """Gives a written call an expected one; the call that has it moves to another where it can (a path of Kuhn's
+    matching). `taken` are the written calls by the expected ones that they have."""
+    for place, wanted in enumerate(expected):
+        if place in tried or not _agrees(*written[number], wanted):
+            continue
+        tried.add(place)
+        if place not in taken or _is_placed(taken[place], written, expected, taken, tried):
+            taken[place] = number
+            return True
+    return False
 
 
 def written_calls(text: str) -> list[tuple[str, dict[str, str]]] | None:

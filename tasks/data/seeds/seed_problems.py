@@ -110,7 +110,7 @@ def code_question(question: str, tests: str, module: str) -> str:
 def math_parts(record: Mapping[str, Any]) -> tuple[str, str, str]:
     """(final answer, worked solution, ""); empty where the record has none."""
     given = next((record[name] for name in ANSWER_FIELDS if isinstance(record.get(name), (str, int, float))), "")
-    answer = f"{given:g}" if isinstance(given, float) else str(given)
+    answer = f"{given:.15g}" if isinstance(given, float) else str(given)
     if GSM_MARK in answer:
         solution, _, answer = answer.rpartition(GSM_MARK)
         return answer.strip(), solution.strip(), ""

@@ -156,13 +156,14 @@ class PolicyData:
         started, seconds = time.perf_counter(), dict.fromkeys(SAMPLING_PARTS, 0.0)
         rollouts = self._sample(plan, position, seconds)
         seconds["rollout_seconds"] = time.perf_counter() - started - sum(seconds.values())
-        self.comparison = RouteComparison() if self.objective.routes != "ignore" else None
+        device = self.model.lm_head.weight.device
+        self.comparison = RouteComparison(device) if self.objective.routes != "ignore" else None
         updates = policy_updates(
             self._log_probabilities,
             rollouts,
             self.objective,
             self.num_sequences,
-            self.model.lm_head.weight.device,
+            device,
             None if self.critic is None else self._critique,
             self.ranks,
         )

@@ -76,10 +76,12 @@ def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
 
 
 def _build_critic(job: TrainingJob, ranks: Ranks) -> Trainable:
-    """The critic with its optimizer and engine; its weights are undefined until they are restored."""
-    recipe, resources = job.recipe.critic_recipe, job.resources
+    """The critic with its optimizer and engine; its weights are undefined until they are restored. Where a reward model
+    is its start, its RoPE base is that of the reward model, whose values it would not have with the policy's."""
+    recipe, resources, judge_dir = job.recipe.critic_recipe, job.resources, job.reward_model_dir
+    rope_theta = read_config(Path(judge_dir)).rope_theta if judge_dir else recipe.rope_theta
     with torch.device("meta"):
-        critic = Glm4Moe(recipe.model, rope_theta=recipe.rope_theta, is_scored=True)
+        critic = Glm4Moe(recipe.model, rope_theta=rope_theta, is_scored=True)
     divide_model(critic, ranks, resources)
     make_weights(critic, recipe.dtype, resources, ranks)
     return build_trainable(critic, recipe.optimizer, recipe.dtype, resources, ranks)

@@ -141,9 +141,7 @@ def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseStep
             f"{steps.smallest_at_tokens} tokens, it "
             f"has {steps.min_rows} sequences: lower num_ranks, widen another axis, or change num_tokens or the batch"
         )
-    if recipe.reads_pairs and (
-        any(rows % 2 for rows in (steps.first_rows, steps.min_rows, steps.max_rows)) or steps.min_rows < 2 * copies
-    ):
+    if recipe.reads_pairs and (steps.common_rows % 2 or steps.min_rows < 2 * copies):
         yield (
             f"a step of {steps.min_rows} to {steps.max_rows} answers does not give each of {copies} data-parallel "
             f"copies a pair: make batch tokens and num_tokens multiples of 2 x sequence_length, and at least "
@@ -166,7 +164,7 @@ def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseStep
                 f"its keys and values take {one_answer} bytes of a rank; raise it to that"
             )
         group = recipe.objective.samples_per_prompt
-        if any(rows % group for rows in (steps.first_rows, steps.min_rows, steps.max_rows)):
+        if steps.common_rows % group:
             yield (
                 f"a step of {steps.min_rows} to {steps.max_rows} answers does not divide into groups of "
                 f"samples_per_prompt ({group}): make "

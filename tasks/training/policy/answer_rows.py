@@ -114,14 +114,15 @@ def _lay_out_routes(routes: Sequence[Tensor | None], width: int, device: torch.d
 class RouteComparison:
     """Counts routes of the rollout that the trainer's routers do not choose."""
 
-    def __init__(self) -> None:
-        self.counts = torch.zeros(2, dtype=torch.int64)
+    def __init__(self, device: torch.device) -> None:
+        """`device` is the ranks': NCCL adds nothing that is in host memory."""
+        self.counts = torch.zeros(2, dtype=torch.int64, device=device)
 
     def add(self, chosen: Sequence[Tensor], kept_LBTK: Tensor) -> None:
         """What each router chose, (B x T, K), beside what it chose in the rollout."""
         if chosen:
             chosen_LBTK = torch.stack([*chosen]).view_as(kept_LBTK)
-            self.counts += torch.stack(route_differences(chosen_LBTK, kept_LBTK)).cpu()
+            self.counts += torch.stack(route_differences(chosen_LBTK, kept_LBTK))
 
     def share(self, data: Axis) -> float:
         """Over all ranks."""

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tasks.training.parallel.control import gathered
 from tasks.training.parallel.ranks import Axis
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ def share_of(number: int, data: Axis) -> slice:
 
 
 def gather(own: Sequence[T], data: Axis) -> list[T]:
-    """The shares of all ranks in one list, in the order of the ranks."""
+    """The shares of all ranks in one list, in the order of the ranks, which are those of the data axis: nothing else
+    divides a policy. Who has sampled waits here for the others' tools and long answers, longer than the group of a
+    backend would let it."""
     if data.size == 1:
         return [*own]
-    shares: list[Sequence[T]] = [()] * data.size
-    dist.all_gather_object(shares, own, group=data.group)
-    return [each for share in shares for each in share]
+    return [each for share in gathered(own) for each in share]
 
 
 def compute_rows(compute: Callable[[AnswerRows], Tensor], rows: AnswerRows, data: Axis) -> Tensor:

@@ -47,6 +47,10 @@ class ServedEngine:
         EngineError."""
         assert weights_version == self.weights_version, (weights_version, self.weights_version)
         answers = self._ask(prompts, sampling, draws)
+        if any(answer.weights_version != weights_version for answer in answers):
+            # A server that was started again since the last answers holds the weights of its start.
+            self._holds_weights = False
+            answers = self._ask(prompts, sampling, draws)
         for number, (answer, own) in enumerate(zip(answers, draws, strict=True)):
             self._refuse_unusable(number, answer, len(own))
         token_ids = [answer.token_ids for answer in answers]
@@ -60,17 +64,20 @@ class ServedEngine:
     def _ask(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, draws: Sequence[Sequence[float]]
     ) -> list[ServerAnswer]:
-        """The answers of a server that holds the weights, however often it goes away meanwhile."""
-        deadline = time.monotonic() + self.patience_seconds
+        """The answers of a server that holds the weights, however often it goes away meanwhile. The seconds in which it
+        computed answers are none of its absence."""
+        seconds_away = 0.0
         while True:
+            began = time.monotonic()
             try:
                 if not self._holds_weights:
                     self.protocol.give_weights(self.connection, self.weights_dir, self.weights_version)
                     self._holds_weights = True
                 return self.protocol.sample(self.connection, prompts, sampling, draws)
             except AWAY as error:
+                seconds_away += RETRY_SECONDS + (0.0 if self._holds_weights else time.monotonic() - began)
                 self._holds_weights = False
-                if time.monotonic() > deadline:
+                if seconds_away > self.patience_seconds:
                     raise EngineError(
                         f"{self.connection.url} was away for {self.patience_seconds:.0f} s ({error!r}): start the "
                         f"server again, and run again"

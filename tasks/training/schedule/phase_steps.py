@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from configs.schema import TrainingRecipe
@@ -17,6 +18,8 @@ class PhaseSteps:
     """Rows of the first step."""
     min_rows: int
     max_rows: int
+    common_rows: int
+    """Greatest common divisor of the rows of all steps."""
     smallest_at_tokens: int
     """Course position of the first step that has min_rows."""
     first_end_tokens: int
@@ -56,6 +59,7 @@ def _walk(recipe: TrainingRecipe) -> PhaseSteps:
         first_rows=sizes[0][0],
         min_rows=smallest[0],
         max_rows=max(size for size, _ in sizes),
+        common_rows=math.gcd(*(size for size, _ in sizes), rest),
         smallest_at_tokens=smallest[1],
         first_end_tokens=recipe.course_start_tokens + sizes[0][0] * recipe.sequence_length,
     )

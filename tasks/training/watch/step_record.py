@@ -12,7 +12,6 @@ from configs.files.progress_file import ProgressFile
 from tasks.training.loop.phase_data import StepData
 from tasks.training.loop.training_step import StepResult
 from tasks.training.plan.phase_flops import phase_flops_per_token
-from tasks.training.policy.rollouts import SAMPLING_PARTS
 from tasks.training.schedule.schedules import StepPlan
 from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE, TrainingJob
 from tasks.training.state.measurements import Measurement
@@ -42,9 +41,10 @@ class StepRecord:
         self._progress.write(position.num_tokens, self._job.recipe.num_tokens, "tokens", message, figure)
 
     def waited(self, seconds: float) -> None:
-        """For data."""
+        """For data; a policy makes its own, which is work."""
         self._interval.wait_seconds += seconds
-        self._time.waited(seconds)
+        if self._rollouts is None:
+            self._time.waited(seconds)
 
     def paused(self, seconds: float) -> None:
         """Leaves the seconds of a measurement or a checkpoint out of the training speed."""
@@ -70,7 +70,6 @@ class StepRecord:
         `log_last` of every saved one."""
         self._interval.add(plan, result)
         self._step = position.step
-        self._time.waited(-sum(data.metrics.get(part, 0.0) for part in SAMPLING_PARTS))
         name, figure = _watched(result, data)
         self._show_progress(position, f"{name} {figure:.3f}", figure)
         if self._rollouts is not None:

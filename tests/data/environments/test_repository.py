@@ -10,6 +10,7 @@ import pytest
 from tasks.data.environments.environment import ToolError
 from tasks.data.environments.environments import OPENERS
 from tasks.data.environments.patches import PatchError, apply_patch
+from tasks.data.environments.repository import failed_tests
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of
 
 BROKEN = "import math\n\n\ndef area(radius):\n    return math.pi * radius\n"
@@ -75,6 +76,29 @@ def test_a_repository_is_repaired_by_edits_that_its_hidden_tests_accept():
         with pytest.raises(ToolError, match=message):
             repository.call("edit_file", arguments)
     assert OPENERS["swe_task"](prompt.answer).judge("Done.") is False, "another episode starts with the fault"
+
+
+def test_hundreds_of_tests_that_fail_have_a_verdict_and_are_shown_as_far_as_they_fit():
+    """Their names and errors are more than a program may print. An error may be text of any alphabet."""
+    names = [f"test_that_the_area_of_a_circle_of_this_radius_is_right_{number}" for number in range(300)]
+    tests = "from shapes import circle\n" + "".join(
+        f"def {name}():\n    assert round(circle.area({number}), 2) == 0, '\u9762' * 400\n"
+        for number, name in enumerate(names)
+    )
+    path, files = "tests/test_circle.py", {name: text for name, text in TREE.items() if name.endswith(".py")}
+    wanted = [f"{path}::{name}" for name in names]
+    assert failed_tests(files | {path: tests}, wanted) == {*wanted[1:]}, "a radius of 0 has an area of 0"
+    answer = {"files": files | {path: tests}, "tests": {path: tests}, "wanted": wanted}
+    repository = OPENERS["swe_task"](json.dumps(answer))
+    assert repository.judge("Done.") is False
+    shown = repository.call("run_tests", {"path": path}).splitlines()
+    assert shown[0] == "1 of 300 tests pass" and shown[1].startswith(f"{wanted[1]} AssertionError: \u9762")
+
+
+def test_a_file_of_tests_that_cannot_be_loaded_is_named_with_its_error():
+    answer = {"files": TREE | {"tests/test_broken.py": "def ("}, "tests": {}, "wanted": []}
+    shown = OPENERS["swe_task"](json.dumps(answer)).call("run_tests", {"path": "tests/test_broken.py"})
+    assert shown.startswith("0 of 1 tests pass\ntests/test_broken.py SyntaxError: ")
 
 
 @pytest.mark.parametrize(

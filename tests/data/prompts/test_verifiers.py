@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import permutations, product
 
 import pytest
 
@@ -226,6 +227,17 @@ def test_calls_in_another_order_are_the_same_calls():
     assert verdict("tools", json.dumps(expected), calls[0] * 2) is False
 
 
+def test_calls_of_which_one_fits_two_expected_ones_are_right_in_every_order():
+    """Against all orders: whichever call is compared first, it must not take what another one needs."""
+    accepted = ([10, 20, 30], [20], [10, 20])
+    expected = json.dumps([CALL | {"accepted": {"base": values}, "optional": []} for values in accepted])
+    for bases in product((10, 20, 30), repeat=3):
+        calls = "\n".join(written("area", base=str(base)) for base in bases)
+        orders = permutations(bases)
+        fits = any(all(map(list.__contains__, accepted, order)) for order in orders)
+        assert verdict("tools", expected, calls) is fits, bases
+
+
 def assistant_writes(message: dict) -> str:
     """The assistant's turn as the chat template renders it."""
     asked = {"role": "user", "content": "?"}
@@ -255,6 +267,12 @@ def test_accepted_calls_of_bfcl_are_right_as_the_template_writes_them_and_wrong_
         assert {call["name"] for call in calls} <= names and all(name in shown for name in names)
         num_judged += 1
     assert num_judged > 20
+
+
+@pytest.mark.parametrize(("given", "answer"), [(145.0, "145"), (1234567.0, "1,234,567"), (12345.678, "12345.678")])
+def test_an_answer_that_a_record_has_as_a_number_is_right_with_all_its_digits(given, answer):
+    prompt = prompt_of("math", {"question": "How many?", "answer": given})
+    assert verdict("math", prompt.answer, answer) is True and verdict("math", prompt.answer, f"{answer}1") is False
 
 
 @HAS_DATA

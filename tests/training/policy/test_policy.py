@@ -11,7 +11,7 @@ import torch
 from configs.schema import EpisodeRecipe, ImportanceRecipe, MismatchRecipe, PolicyObjective, RewardRecipe
 from model.architecture.losses import IGNORED
 from model.generation.generation import InProcessEngine, Sampling
-from tasks.training.policy.answer_rows import AnswerRows, lay_out, target_log_probabilities
+from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, lay_out, target_log_probabilities
 from tasks.training.policy.policy import (
     MISMATCH_METRICS,
     clipped_weights,
@@ -377,6 +377,13 @@ def test_ratios_are_one_where_the_weights_are_those_of_the_rollout(dtype):
     now_BT = target_log_probabilities(model, rows, 1.0, num_sequences=2)
     tolerance = 1e-3 if dtype == "float32" else 0.2
     torch.testing.assert_close(now_BT, rows.rollout_log_probabilities_BT, rtol=0.0, atol=tolerance)
+
+
+def test_differing_routes_are_counted_where_the_model_is():
+    """NCCL refuses to add up what is in host memory; the device here holds no numbers."""
+    comparison, chosen = RouteComparison(torch.device("meta")), torch.zeros(6, 2, dtype=torch.int64, device="meta")
+    comparison.add([chosen], torch.zeros(1, 2, 3, 2, dtype=torch.int16, device="meta"))
+    assert comparison.counts.device.type == "meta"
 
 
 def test_groups_of_equal_rewards_cost_no_pass_and_change_nothing():

@@ -4,12 +4,17 @@ ZeRO, further prompts for groups without signal, fillers, and after an interrupt
 from __future__ import annotations
 
 import json
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from model.formats.hf_checkpoint import load_model
+from tasks.training.parallel.ranks import Axis
+from tasks.training.policy.rank_shares import gather
 from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE, TrainingJob
 from tasks.training.train_phase import describe_job
 from tests.configs.test_phase_graph import CRITIC
@@ -56,6 +61,17 @@ def run_cases(rank: int, num_ranks: int, jobs: dict[str, dict], zero_stages: dic
         trained(again)
         assert state_digest(again) == digests["grpo"], "an interrupted phase ends as another"
     return digests
+
+
+def gather_late(rank: int, num_ranks: int) -> dict:
+    """The second rank has answers after the time-out of the data axis."""
+    group = dist.new_group([*range(num_ranks)], timeout=timedelta(seconds=1))
+    time.sleep(3 * rank)
+    return {"answers": gather([rank, 10 * rank], Axis(num_ranks, rank, tuple(range(num_ranks)), group))}
+
+
+def test_a_rank_waits_for_anothers_answers_longer_than_for_its_gradients(tmp_path):
+    assert [result["answers"] for result in on_ranks(gather_late, 2, tmp_path)] == [[0, 0, 1, 10]] * 2
 
 
 @pytest.fixture(scope="module")

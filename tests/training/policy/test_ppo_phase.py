@@ -10,12 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from model.architecture.transformer import Glm4Moe
 from model.formats.hf_checkpoint import load_model
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
+from tasks.training.state.job import TrainingJob
+from tasks.training.train_phase import describe_job
 from tests.configs.test_phase_graph import CRITIC
 from tests.support.model_recipes import GLM46, random_model, with_every_expert
+from tests.support.rank_processes import on_ranks
 from tests.support.saved_models import save_checkpoint
+from tests.support.training_dynamics import AfterSteps, trained
 from tests.support.training_inputs import ROWS_PER_STEP, TrainingInputs, compute, metrics_of
 from tests.training.preference.test_pair_phases import pair_arguments, pair_recipe
 from tests.training.test_objectives import ANSWERS, GRPO, course, rl_recipe, sft_recipe
@@ -142,6 +147,29 @@ def test_the_critic_starts_from_the_reward_model_where_there_is_one(inputs, tune
     assert scorer["model.norm.weight"].shape == (OWN.hidden_size,), "of its size, not the policy's"
     for name, tensor in scorer.items():
         torch.testing.assert_close(critic[name], tensor, rtol=0, atol=1e-7)
+
+
+def untrained_critic(rank: int, num_ranks: int, described: dict) -> dict:
+    """Values of a job's critic before its first update."""
+    critic = trained(TrainingJob.model_validate(described), AfterSteps(0)).trainable.critic
+    assert critic is not None
+    return {"values": values_of(critic.model)}
+
+
+def values_of(model: Glm4Moe) -> torch.Tensor:
+    with torch.no_grad():
+        return model.score.values(model.hidden_states(torch.arange(3, 18)[None]))
+
+
+def test_the_critic_has_the_values_of_its_reward_model_where_the_policy_has_another_rope_base(
+    inputs, tuned, judge, tmp_path
+):
+    recipe = ppo_recipe(1, **SCORED).model_copy(update={"rope_theta": 1e6})
+    arguments = inputs.prompt_arguments(recipe, ANSWERS, start=tuned) | {"reward_model": judge}
+    job = describe_job(work_dir=tmp_path / "work", **arguments).model_dump(mode="json")
+    (result,) = on_ranks(untrained_critic, 1, tmp_path, job)
+    expected = values_of(load_model(judge.directory("hf"), is_scored=True))
+    torch.testing.assert_close(result["values"], expected, rtol=0, atol=1e-6)
 
 
 def test_a_ppo_phase_without_weights_to_start_from_and_a_foreign_reward_model_are_refused(inputs, tuned, judge):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 
 import pytest
 import torch
@@ -159,6 +160,33 @@ def test_a_server_that_dies_gets_the_weights_and_the_prompts_again(kind, server,
     assert again.token_ids == made.token_ids
     assert again.sampled_log_probabilities == made.sampled_log_probabilities
     other.stop()
+
+
+def test_a_server_that_was_started_again_between_two_requests_gets_the_weights_again(kind, server, hf_dirs):
+    hf_dir, _ = hf_dirs[1]
+    engine = ServedEngine(kind, server.url, hf_dir, "rl-2")
+    made = engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
+    server.stop()
+    other = SERVERS[kind](hf_dirs[0][0], server.port)
+    again = engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
+    other.stop()
+    assert other.versions == [STARTED, "rl-2"] and again.token_ids == made.token_ids
+
+
+def test_the_time_in_which_a_server_computes_is_none_of_its_absence(kind, server, hf_dirs, monkeypatch):
+    """It dies after it has computed for longer than a server is waited for."""
+    engine, post, lost = ServedEngine(kind, server.url, hf_dirs[1][0], "rl-2", patience_seconds=0.7), [], []
+    post.append(ServerConnection.post)
+
+    def late(self, path, body):
+        if path.endswith("generate") and not lost:
+            lost.append(path)
+            time.sleep(0.8)
+            raise ConnectionResetError("died")
+        return post[0](self, path, body)
+
+    monkeypatch.setattr(ServerConnection, "post", late)
+    assert all(engine.generate(PROMPTS[:1], SAMPLING, "rl-2", DRAWS[:1]).token_ids) and lost
 
 
 def test_answers_that_vllm_gives_up_are_asked_again(hf_dirs):
