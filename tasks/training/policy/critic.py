@@ -86,10 +86,17 @@ def generalized_advantages(
 
 def normalized(advantages_BT: Tensor, is_answer_BT: Tensor) -> Tensor:
     """Shifted and scaled to mean 0 and standard deviation 1 over all tokens of the answers; 0 outside them, and
-    everywhere where all are equal."""
+    everywhere where all are equal but for rounding."""
     own_A = advantages_BT[is_answer_BT]
-    scale = own_A.std(correction=0) + NORMALIZATION_EPS
-    return (advantages_BT - own_A.mean()) / scale * is_answer_BT
+    spread = own_A.std(correction=0)
+    if spread <= _rounding(own_A, own_A.abs().max()):
+        return torch.zeros_like(advantages_BT)
+    return (advantages_BT - own_A.mean()) / (spread + NORMALIZATION_EPS) * is_answer_BT
+
+
+def _rounding(values_A: Tensor, largest: Tensor) -> Tensor:
+    """What sums of so many values near the largest may differ by."""
+    return torch.finfo(values_A.dtype).eps * len(values_A) ** 0.5 * largest
 
 
 def explained_variance(returns_A: Tensor, values_A: Tensor) -> float:
@@ -97,7 +104,7 @@ def explained_variance(returns_A: Tensor, values_A: Tensor) -> float:
     mean, below that where they say less. 0 where all returns are equal but for rounding: each is a sum of values."""
     variance = returns_A.var(correction=0)
     largest = torch.maximum(returns_A.abs().max(), values_A.abs().max())
-    rounding = torch.finfo(returns_A.dtype).eps * len(returns_A) ** 0.5 * largest
+    rounding = _rounding(returns_A, largest)
     return float(1 - (returns_A - values_A).var(correction=0) / variance) if variance > rounding**2 else 0.0
 
 

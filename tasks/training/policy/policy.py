@@ -158,7 +158,8 @@ def policy_updates(
         now_BT = log_probabilities(own) if number else trainer_BT[part]
         weights_BT = surrogate_weights(now_BT, trainer_BT[part], own, advantages_BT[part], objective)
         is_weighted_BT = own.is_answer_BT & (advantages_BT[part] != 0)
-        metrics["clip_fraction"] += shares[number] * float((weights_BT[is_weighted_BT] == 0).float().mean())
+        if is_weighted_BT.any():
+            metrics["clip_fraction"] += shares[number] * float((weights_BT[is_weighted_BT] == 0).float().mean())
         return [
             own.select(numbers).micro_batch(
                 is_filler=is_filler,

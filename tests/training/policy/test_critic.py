@@ -4,6 +4,7 @@ surrogates."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -78,7 +79,8 @@ def test_advantages_are_normalized_over_the_tokens_of_answers():
     is_answer = torch.tensor([[True, True, False], [True, False, False]])
     scaled = normalized(torch.tensor([[1.0, 3.0, 50.0], [5.0, 50.0, 50.0]]), is_answer)
     assert scaled[is_answer].tolist() == pytest.approx([-math.sqrt(1.5), 0.0, math.sqrt(1.5)])
-    assert not scaled[~is_answer].any() and not normalized(torch.full((2, 3), 4.0), is_answer).any()
+    everywhere_alike = torch.full((40, 31), 0.3)
+    assert not scaled[~is_answer].any() and not normalized(everywhere_alike, everywhere_alike > 0).any()
 
 
 def test_the_explained_variance_is_one_for_the_returns_and_below_zero_for_worse_than_their_mean():
@@ -200,6 +202,20 @@ def test_the_second_update_has_the_gradients_of_the_plain_losses():
     assert_gradients(critic, of_critic)
     assert updates.metrics["clip_fraction"] > 0 and num_clipped > 0, "both clips have acted"
     assert updates.metrics["reference_kl"] > 0
+
+
+def test_advantages_that_are_all_zero_clip_nothing():
+    model, critic = random_model(GLM46), reward_model(2)
+
+    def critique(rows, trainer, rewards):
+        estimates = estimate_advantages(rows, rewards, token_values(critic, rows, 16), trainer, trainer, PPO)
+        return replace(estimates, advantages_BT=torch.zeros_like(estimates.advantages_BT))
+
+    rollouts = rollouts_of(model, REWARDS)
+    updates = policy_updates(
+        lambda rows: target_log_probabilities(model, rows, 1.0, 16), rollouts, PPO, 16, CPU, critique
+    )
+    assert updates.policy[0]() and updates.metrics["clip_fraction"] == 0.0
 
 
 def test_a_policy_that_is_its_reference_has_no_kl():
