@@ -106,6 +106,16 @@ def test_every_file_gives_its_share_and_within_it_the_smallest_hashes(tmp_path):
     assert set(of["large"]) == set(ordered[:17])
 
 
+def test_files_of_one_name_in_different_directories_are_different_benchmarks(tmp_path):
+    """On the Hub every dataset has a file of this name."""
+    tables = _files(tmp_path, {"mmlu": 2, "arc": 2, "piqa": 2})
+    names = ("hf://cais/mmlu/all/test-0.jsonl", "hf://ai2/arc/test-0.jsonl", "bench/piqa.jsonl.gz")
+    files = [replace(file, name=name) for file, name in zip(tables[:2], names[:2], strict=True)]
+    questions = questions_from_files([*files, tables[2]], 10)
+    named = {question.item_id.split("/")[1] for question in questions}
+    assert named == {"hf-cais-mmlu-all-test-0", "hf-ai2-arc-test-0", "piqa"}
+
+
 def test_a_broken_archive_gives_what_is_before_the_break(tmp_path):
     (file,) = _files(tmp_path, {"large": 3000})
     data = gzip.compress((tmp_path / "large/toy_bench.jsonl").read_bytes())
