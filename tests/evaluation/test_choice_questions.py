@@ -14,8 +14,11 @@ from tasks.evaluation.choice_questions import (
     questions_from_documents,
     questions_from_files,
 )
+from tasks.evaluation.safety_questions import choose_requests
 from tests.evaluation.benchmarks.test_published_layouts import ARC, HELLASWAG, PIQA, write_parquet
 from tests.support.evaluation_fakes import benchmark_files
+
+LABELS = ("harmful", "harmless")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,15 @@ def test_a_broken_archive_gives_what_is_before_the_break(tmp_path):
     (tmp_path / "cut.jsonl.gz").write_bytes(data[: len(data) // 2])
     cut = type(file)(**{**vars(file), "name": "bench/large.jsonl.gz", "path": str(tmp_path / "cut.jsonl.gz")})
     assert 0 < len(questions_from_files([cut], 10_000)) < 3000
+
+
+def test_requests_are_read_from_parquet_as_from_json_lines(tmp_path):
+    rows = [{"prompt": f"{label} {number}", "label": label} for label in LABELS for number in range(3)]
+    (lines,) = (replace(file, kind="safety") for file in benchmark_files(tmp_path, rows).files)
+    write_parquet(tmp_path / "requests.parquet", rows)
+    table = replace(lines, name="requests.parquet", path=str(tmp_path / "requests.parquet"), format="parquet")
+    for file in (lines, table):
+        assert {each.text for each in choose_requests([file], tmp_path, 3)} == {row["prompt"] for row in rows}
 
 
 def test_training_files_are_never_asked(tmp_path):
