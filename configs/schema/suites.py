@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -9,6 +10,9 @@ from pydantic import Field, model_validator
 from configs.schema.base import Frozen
 
 HUB = "hf://"
+MAX_NAME = 100
+NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}")
+"""Of a benchmark: MLflow takes no other characters in the alias of its anchor."""
 MIN_RETRIEVAL_CHARS = 80
 """Characters of a document that one sentence with a code needs."""
 
@@ -193,6 +197,11 @@ class Suite(Frozen):
     @model_validator(mode="after")
     def _names_differ(self) -> Suite:
         names = [benchmark.name for benchmark in self.benchmarks]
+        if wrong := [name for name in names if not NAME.fullmatch(name)]:
+            raise ValueError(
+                f"benchmark {wrong[0]!r}: a name is 1 to {MAX_NAME} letters, digits, _ and -, since an alias and files "
+                f"are named after it: rename it"
+            )
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"benchmarks {', '.join(twice)} occur twice: give each a name of its own")

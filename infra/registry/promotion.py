@@ -265,7 +265,8 @@ def _write(client: MlflowClient, model: str, moves: AliasMoves, lease: Lease) ->
             client.delete_registered_model_alias(model, alias)
         else:
             client.set_registered_model_alias(model, alias, version)
-    client.set_registered_model_tag(model, REIGNS_TAG, json.dumps(moves.reigns))
+    # Without spaces, as in the tag of the moves: what fits there fits here.
+    client.set_registered_model_tag(model, REIGNS_TAG, json.dumps(moves.reigns, separators=(",", ":")))
     client.delete_registered_model_tag(model, MOVES_TAG)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from infra.registry.model_registry import RegisteredVersion, resolve_alias
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import RegisteredModel
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def named_version(client: MlflowClient, model: str, name: str) -> NamedVersion:
 def all_versions(client: MlflowClient) -> list[NamedVersion]:
     """Every version of every model that glm46 registered, by model and number, without the formats of releases."""
     versions = []
-    for model in client.search_registered_models():
+    for model in _registered_models(client):
         if FORMAT_TAG in model.tags:
             continue
         aliases = {alias: str(version) for alias, version in client.get_registered_model(model.name).aliases.items()}
@@ -50,3 +52,12 @@ def all_versions(client: MlflowClient) -> list[NamedVersion]:
             own = tuple(sorted(alias for alias, version in aliases.items() if version == str(item.version)))
             versions.append(NamedVersion(model.name, own, RegisteredVersion(str(item.version), dict(item.tags))))
     return sorted(versions, key=lambda version: (version.model, int(version.registered.version)))
+
+
+def _registered_models(client: MlflowClient) -> Iterator[RegisteredModel]:
+    """Of all pages: MLflow gives a hundred models at a time."""
+    page = client.search_registered_models()
+    yield from page
+    while page.token:
+        page = client.search_registered_models(page_token=page.token)
+        yield from page

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -149,11 +150,13 @@ class ModelClient:
                 model=self.model, prompt=text, max_tokens=1, temperature=0, logprobs=1, echo=True
             )
         reported = answer.choices[0].logprobs
-        if reported is None or not reported.tokens or not reported.token_logprobs or not reported.text_offset:
+        if reported is None or not reported.tokens or not reported.token_logprobs:
             raise ValueError(f"{self.url} answered without log-probabilities of the prompt")
         total, is_greedy, num_scored = 0.0, True, 0
-        ends = [*reported.text_offset[1:], math.inf]
-        for index, (start, end) in enumerate(zip(reported.text_offset, ends, strict=True)):
+        starts = _token_starts(text, reported.tokens, reported.text_offset or [])
+        if not starts:
+            raise ValueError(f"{self.url} reports tokens, and not where each begins in the prompt")
+        for index, (start, end) in enumerate(pairwise([*starts, math.inf])):
             value = reported.token_logprobs[index]
             if end <= len(context) or start >= len(text):
                 continue
@@ -189,6 +192,16 @@ class ModelClient:
         except OpenAIError as error:
             raise ServerFailedError(f"{self.url} gave no usable answer {after}: {str(error)[:300]}") from error
         self.num_answered += 1
+
+
+def _token_starts(text: str, tokens: Sequence[str], offsets: Sequence[int]) -> list[float]:
+    """Where in the text each token begins, by the tokens' own characters: SGLang reports -1 as every offset, and others
+    count a start token that they put before it. Where a token is a part of a character, by the server's offsets, if
+    the answer's token begins where the text ends. Empty where neither tells."""
+    first = "".join(tokens).find(text)
+    if first >= 0:
+        return [end - len(token) - first for token, end in zip(tokens, accumulate(map(len, tokens)), strict=True)]
+    return list(offsets) if offsets and offsets[-1] == len(text) else []
 
 
 def _stops(stop: Sequence[str]) -> dict[str, Any]:

@@ -33,6 +33,8 @@ NOT_SAMPLING = {
     *("stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "logprobs", "top_logprobs"),
 }
 """Keys of a chat request that are answered here, or mean something else to a completion."""
+NOTES = {"allOf", "default", "deprecated", "description", "examples", "title"}
+"""Keys beside an allOf of one schema that restrict no value."""
 Schema = Mapping[str, Any]
 Texts = Literal["all", "some", "none"]
 """Whether the values that a schema accepts are strings."""
@@ -133,6 +135,7 @@ def required_call(asked: dict[str, Any]) -> RequiredCall | None:
         raise ValueError("a required call is one, without log-probabilities: leave n and logprobs out")
     if not isinstance(asked.get("stream_options") or {}, dict):
         raise ValueError("stream_options is no object")
+    shown = {name: {**schema, **_resolved(schema, schema)} for name, schema in shown.items()}
     for name, schema in shown.items():
         _check_parameters(name, schema)
     return RequiredCall(asked, shown)
@@ -153,16 +156,17 @@ def _check_value(place: str, schema: Any, whole: Schema, around: tuple[Schema, .
     """`around`: the schemas of which it is an option."""
     schema = _resolved(schema, whole)
     if any(schema is each for each in around):
-        raise ValueError(f"{place} is an option of itself in anyOf or oneOf")
+        raise ValueError(f"{place} is an option of itself in anyOf, oneOf or allOf")
     if not isinstance(schema.get("enum", []), list):
         raise ValueError(f"{place}: enum is {schema['enum']!r}: write a list of values")
     if not isinstance(schema.get("type", ""), (str, list)):
         raise ValueError(f"{place}: type is {schema['type']!r}: write a name, or a list of names")
-    options = schema.get("anyOf", schema.get("oneOf")) or []
-    if not isinstance(options, list):
-        raise ValueError(f"{place}: anyOf or oneOf is {options!r}: write a list of schemas")
-    for option in options:
-        _check_value(place, option, whole, (*around, schema))
+    for key in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(key) or []
+        if not isinstance(options, list):
+            raise ValueError(f"{place}: {key} is {options!r}: write a list of schemas")
+        for option in options:
+            _check_value(place, option, whole, (*around, schema))
 
 
 def grammar(parameters: Mapping[str, Schema]) -> str:
@@ -228,12 +232,17 @@ def _read(written: str, texts: Texts) -> Any:
     if texts == "all":
         return written
     try:
-        value = json.loads(written)
+        value = json.loads(written, parse_constant=_refuse_constant)
     except ValueError:
         if texts == "none":
             raise
         return written
     return written if isinstance(value, str) and texts == "some" else value
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and Infinity, which Python's reader takes and JSON does not have."""
+    raise ValueError(name)
 
 
 def texts_of(schema: Any, whole: Schema) -> Texts:
@@ -246,15 +255,22 @@ def texts_of(schema: Any, whole: Schema) -> Texts:
     elif options := schema.get("anyOf", schema.get("oneOf")):
         found: set[Texts] = {texts_of(each, whole) for each in options}
         return found.pop() if len(found) == 1 else "some"
+    elif parts := schema.get("allOf"):
+        each_of = {texts_of(each, whole) for each in parts}
+        return "none" if "none" in each_of else "all" if "all" in each_of else "some"
     else:
         return "some"
     return "some" if len(kinds) != 1 else "all" if kinds.pop() else "none"
 
 
 def _resolved(schema: Any, whole: Schema) -> Schema:
-    """The schema that a reference inside `whole` names. Raises ValueError for a reference to nothing, or to itself."""
+    """The schema that a reference inside `whole` names, or that allOf has alone. Raises ValueError for a reference to
+    nothing, or to itself."""
     seen = set()
-    while isinstance(schema, dict) and "$ref" in schema:
+    while isinstance(schema, dict) and ("$ref" in schema or _wraps(schema)):
+        if "$ref" not in schema:
+            schema = schema["allOf"][0]
+            continue
         address = str(schema["$ref"])
         place, _, name = address.removeprefix("#/").partition("/")
         known = whole.get(place) if place in ("$defs", "definitions") else None
@@ -263,6 +279,12 @@ def _resolved(schema: Any, whole: Schema) -> Schema:
         seen.add(address)
         schema = known[name]
     return schema if isinstance(schema, dict) else {}
+
+
+def _wraps(schema: Schema) -> bool:
+    """Whether a schema is another one with notes, as pydantic writes a reference that has a default."""
+    parts = schema.get("allOf")
+    return isinstance(parts, list) and len(parts) == 1 and schema.keys() <= NOTES
 
 
 def _quoted(text: str) -> str:

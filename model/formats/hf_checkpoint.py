@@ -213,13 +213,13 @@ def tensor_files(checkpoint_dir: Path) -> dict[str, Path]:
     weight_map: dict[str, str] = _read_json(index_path)["weight_map"]
     paths: dict[str, Path] = {}
     for file_name in sorted(set(weight_map.values())):
+        placed = {name for name, place in weight_map.items() if place == file_name}
         with open_safetensors(checkpoint_dir / file_name) as file:
-            paths.update(dict.fromkeys(file.keys(), checkpoint_dir / file_name))
-    for name, file_name in weight_map.items():
-        if name not in paths:
-            raise ValueError(
-                f"{index_path} places {name} in {file_name}, which does not hold it: copy the checkpoint again"
-            )
+            held = set(file.keys())
+        if differing := sorted(placed ^ (held & weight_map.keys())):
+            problem = "does not hold" if differing[0] in placed else "holds"
+            raise ValueError(f"{index_path}: {file_name} {problem} {differing[0]}: copy the checkpoint again")
+        paths |= dict.fromkeys(held, checkpoint_dir / file_name)
     return paths
 
 

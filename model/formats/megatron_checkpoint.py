@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from configs.schema import ModelRecipe
 from model.formats.checkpoint_names import wrong_shape
 from model.formats.hf_checkpoint import ROUTER_BIAS
 
+_OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
+"""The beginning of what an optimizer holds; a model with experts has one for them and one for the rest."""
 ITERATION, LATEST_FILE = "iter_0000000", "latest_checkpointed_iteration.txt"
 _CONFIG = {
     "sharded_backend": "torch_dist",
@@ -301,7 +304,7 @@ class MegatronFiles:
 
 def _is_weight(key: str) -> bool:
     """Whether a tensor is the model's; Megatron keeps the optimizer's beside them, and extra states."""
-    return not key.startswith("optimizer.") and "_extra_state" not in key
+    return _OPTIMIZER.match(key) is None and "_extra_state" not in key
 
 
 class _IndexReader(pickle.Unpickler):

@@ -119,7 +119,7 @@ def is_quantized(checkpoint_dir: Path) -> bool:
         config = json.loads((checkpoint_dir / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return "quantization_config" in config
+    return bool(config.get("quantization_config"))
 
 
 def load_quantized(quantized_dir: Path) -> nn.Module:

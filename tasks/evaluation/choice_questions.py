@@ -9,6 +9,7 @@ import hashlib
 import heapq
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from string import ascii_uppercase
@@ -36,12 +37,11 @@ def questions_from_files(files: Iterable[SourceFile], num_questions: int) -> lis
     """Questions of the files with role `evaluation`, an even share of every file that holds some, within a file those
     of smallest hash."""
     ranked: list[tuple[int, str, Question]] = []
-    for file in files:
-        if file.role == "evaluation" and file.format in ("jsonl", PARQUET):
-            smallest = heapq.nsmallest(
-                num_questions, ((order_hash(q.item_id), q.item_id, q) for q in _file_questions(file))
-            )
-            ranked += [(rank, digest, question) for rank, (digest, _, question) in enumerate(smallest)]
+    tables = [file for file in files if file.role == "evaluation" and file.format in ("jsonl", PARQUET)]
+    for file, benchmark in zip(tables, _benchmarks([file.name for file in tables]), strict=True):
+        questions = _file_questions(file, benchmark)
+        smallest = heapq.nsmallest(num_questions, ((order_hash(q.item_id), q.item_id, q) for q in questions))
+        ranked += [(rank, digest, question) for rank, (digest, _, question) in enumerate(smallest)]
     return [question for _, _, question in sorted(ranked, key=lambda entry: entry[:2])[:num_questions]]
 
 
@@ -50,9 +50,16 @@ def order_hash(identity: str) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
-def _file_questions(file: SourceFile) -> Iterator[Question]:
+def _benchmarks(names: Sequence[str]) -> list[str]:
+    """What the questions of each file are called: the file's name without its endings, or its whole path where several
+    files have that name, as those of the Hub do (test-00000-of-00001.parquet)."""
+    paths = [PurePosixPath(name).parent / PurePosixPath(name).name.split(".")[0] for name in names]
+    known = Counter(path.name for path in paths)
+    return [path.name if known[path.name] == 1 else re.sub(r"[:/]+", "-", str(path)) for path in paths]
+
+
+def _file_questions(file: SourceFile, benchmark: str) -> Iterator[Question]:
     """Of a broken file only what is before the break; the ingestion has reported the rest."""
-    benchmark = PurePosixPath(file.name).name.split(".")[0]
     for line in record_lines(file):
         parsed = None if line.record is None else published_question(line.record)
         if parsed is not None:

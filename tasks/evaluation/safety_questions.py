@@ -1,6 +1,6 @@
 """Requests that a candidate is asked: from evaluation files of kind `safety`, else the generated held-out ones.
 
-A file is JSON lines with `prompt` or `question`, and `label`: harmful or harmless.
+A file is JSON lines or Parquet with `prompt` or `question`, and `label`: harmful or harmless.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
+from tasks.data.prompts.benchmark_records import record_lines
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of
-from tasks.data.readers.json_lines import json_lines
-from tasks.data.readers.source_bytes import HashingReader, open_source
 from tasks.data.records.documents import document_id
 from tasks.data.seeds.problem_kinds import SAFETY as SAFETY_KIND
 from tasks.evaluation.choice_questions import order_hash
@@ -49,18 +48,17 @@ def _holds_requests(file: SourceFile) -> bool:
 
 
 def _file_requests(file: SourceFile) -> Iterator[Question]:
-    with open_source(file.path, file.sha256) as raw:
-        for number, line in enumerate(json_lines(file.name, HashingReader(raw)), 1):
-            try:
-                if line.record is None:
-                    raise UnusablePromptError(line.reason)
-                asked = prompt_of(SAFETY_KIND, line.record)
-            except UnusablePromptError as error:
-                raise ValueError(
-                    f"{file.name}, record {number}: cannot be asked as kind safety ({error.reason}): give it a prompt "
-                    f"and a label, harmful or harmless"
-                ) from error
-            yield _question(document_id(file.name, line.offset, 0), asked.question, asked.answer)
+    for number, line in enumerate(record_lines(file), 1):
+        try:
+            if line.record is None:
+                raise UnusablePromptError(line.reason)
+            asked = prompt_of(SAFETY_KIND, line.record)
+        except UnusablePromptError as error:
+            raise ValueError(
+                f"{file.name}, record {number}: cannot be asked as kind safety ({error.reason}): give it a prompt and "
+                f"a label, harmful or harmless"
+            ) from error
+        yield _question(document_id(file.name, line.offset, 0), asked.question, asked.answer)
 
 
 def _held_out_requests(path: Path) -> Iterator[Question]:

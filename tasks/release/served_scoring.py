@@ -50,7 +50,9 @@ class ServedScorer:
         `_score_hidden`."""
         address = urlsplit(url)
         assert address.hostname and address.port, url
-        self.connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+        # No limit: a slot of a large model on processors writes for hours, and says nothing before it ends. A server
+        # that is gone closes the connection.
+        self.connection = http.client.HTTPConnection(address.hostname, address.port)
         self.filler_token_id = filler_token_id
         self.vocab_size = vocab_size
 

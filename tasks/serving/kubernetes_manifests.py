@@ -7,6 +7,7 @@ The key is a Secret that the manifests only name, the model a volume claim: of l
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 from tasks.serving.engine_command import KEY_VARIABLES, Place, deployed_command, image
@@ -20,6 +21,8 @@ MODEL_FILE = f"{MODEL_MOUNT}/model.gguf"
 """Of llama.cpp."""
 LLAMA_SERVER = "/app/llama-server"
 """Where llama.cpp's container has its program."""
+MAX_NAME = 50
+"""Characters of a name: 63 are allowed, and the pods' names add their own."""
 MAX_START_SECONDS, PERIOD_SECONDS = 3600, 10
 RANK, MASTER = "$(LWS_WORKER_INDEX)", "$(LWS_LEADER_ADDRESS)"
 """Set by the controller in every pod of a group; Kubernetes puts them into the command."""
@@ -27,7 +30,7 @@ RANK, MASTER = "$(LWS_WORKER_INDEX)", "$(LWS_LEADER_ADDRESS)"
 
 def kubernetes_manifests(plan: ServingPlan, port: int) -> list[dict]:
     """Documents in the order in which they are applied."""
-    name = plan.model.name.lower().replace("_", "-").replace("/", "-")
+    name = resource_name(plan.model.name)
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "glm46"}
     first = {**labels, "role": "leader"} if plan.num_nodes > 1 else labels
     service = {
@@ -55,6 +58,12 @@ def kubernetes_manifests(plan: ServingPlan, port: int) -> list[dict]:
         spec = {"replicas": 1, "leaderWorkerTemplate": group}
         head = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
     return [service, {**head, "metadata": {"name": name, "labels": labels}, "spec": spec}]
+
+
+def resource_name(model: str) -> str:
+    """The name of a model as one of a Service: lower-case letters, digits and hyphens, a letter first."""
+    words = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    return (words if words[:1].isalpha() else f"model-{words}")[:MAX_NAME].rstrip("-")
 
 
 def contained_place(plan: ServingPlan, port: int, key_file: str) -> Place:

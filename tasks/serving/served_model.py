@@ -18,6 +18,8 @@ from tasks.serving.served_bytes import BFLOAT16
 QUANTIZATION = "quantization_config"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 WEIGHTS = "*.safetensors"
+TOKENS, PART = "ggml.tokens", "-{:05d}-of-{:05d}.gguf"
+"""Key of a GGUF file that lists its vocabulary; the end of a part's name, by which llama.cpp finds the others."""
 
 
 def model_of_directory(name: str, directory: Path) -> PlannedModel:
@@ -56,11 +58,12 @@ def model_of_gguf(name: str, path: Path) -> PlannedModel:
         matches = [field for name, field in fields.items() if name.endswith(f".{key}")]
         if not matches:
             raise ValueError(f"{path} names no {key}: give a GGUF file of a glm4moe model")
-        return int(matches[0].contents())
+        # llama.cpp's own converter names no vocab_size: the tokens are the vocabulary.
+        return len(matches[0].data) if key == TOKENS else int(matches[0].contents())
 
     num_mtp = number("nextn_predict_layers")
     recipe = ModelRecipe.model_construct(
-        vocab_size=number("vocab_size"),
+        vocab_size=number(TOKENS),
         hidden_size=number("embedding_length"),
         n_routed_experts=number("expert_count"),
         num_experts_per_tok=number("expert_used_count"),
@@ -71,7 +74,23 @@ def model_of_gguf(name: str, path: Path) -> PlannedModel:
         num_nextn_predict_layers=num_mtp,
     )
     is_chat_trained = "tokenizer.chat_template" in fields
-    return PlannedModel(name, recipe, "GGUF", is_chat_trained, path.stat().st_size)
+    num_parts = int(fields["split.count"].contents()) if "split.count" in fields else 1
+    return PlannedModel(name, recipe, "GGUF", is_chat_trained, _size_of_parts(path, num_parts))
+
+
+def _size_of_parts(path: Path, num_parts: int) -> int:
+    """Bytes of a file, with those of the parts that llama.cpp opens after it. Raises ValueError for another part than
+    the first, and for one that is missing."""
+    if num_parts < 2:
+        return path.stat().st_size
+    ends = [PART.format(number, num_parts) for number in range(1, num_parts + 1)]
+    parts = [path.with_name(path.name.removesuffix(ends[0]) + end) for end in ends]
+    if not path.name.endswith(ends[0]) or not all(part.is_file() for part in parts):
+        raise ValueError(
+            f"{path} is one of {num_parts} parts: name the first, which ends in {ends[0]}, and copy the others beside "
+            f"it"
+        )
+    return sum(part.stat().st_size for part in parts)
 
 
 def model_of_scale(scale: Scale) -> PlannedModel:

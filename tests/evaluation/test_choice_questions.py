@@ -14,8 +14,11 @@ from tasks.evaluation.choice_questions import (
     questions_from_documents,
     questions_from_files,
 )
+from tasks.evaluation.safety_questions import choose_requests
 from tests.evaluation.benchmarks.test_published_layouts import ARC, HELLASWAG, PIQA, write_parquet
 from tests.support.evaluation_fakes import benchmark_files
+
+LABELS = ("harmful", "harmless")
 
 
 @pytest.mark.parametrize(
@@ -106,12 +109,31 @@ def test_every_file_gives_its_share_and_within_it_the_smallest_hashes(tmp_path):
     assert set(of["large"]) == set(ordered[:17])
 
 
+def test_files_of_one_name_in_different_directories_are_different_benchmarks(tmp_path):
+    """On the Hub every dataset has a file of this name."""
+    tables = _files(tmp_path, {"mmlu": 2, "arc": 2, "piqa": 2})
+    names = ("hf://cais/mmlu/all/test-0.jsonl", "hf://ai2/arc/test-0.jsonl", "bench/piqa.jsonl.gz")
+    files = [replace(file, name=name) for file, name in zip(tables[:2], names[:2], strict=True)]
+    questions = questions_from_files([*files, tables[2]], 10)
+    named = {question.item_id.split("/")[1] for question in questions}
+    assert named == {"hf-cais-mmlu-all-test-0", "hf-ai2-arc-test-0", "piqa"}
+
+
 def test_a_broken_archive_gives_what_is_before_the_break(tmp_path):
     (file,) = _files(tmp_path, {"large": 3000})
     data = gzip.compress((tmp_path / "large/toy_bench.jsonl").read_bytes())
     (tmp_path / "cut.jsonl.gz").write_bytes(data[: len(data) // 2])
     cut = type(file)(**{**vars(file), "name": "bench/large.jsonl.gz", "path": str(tmp_path / "cut.jsonl.gz")})
     assert 0 < len(questions_from_files([cut], 10_000)) < 3000
+
+
+def test_requests_are_read_from_parquet_as_from_json_lines(tmp_path):
+    rows = [{"prompt": f"{label} {number}", "label": label} for label in LABELS for number in range(3)]
+    (lines,) = (replace(file, kind="safety") for file in benchmark_files(tmp_path, rows).files)
+    write_parquet(tmp_path / "requests.parquet", rows)
+    table = replace(lines, name="requests.parquet", path=str(tmp_path / "requests.parquet"), format="parquet")
+    for file in (lines, table):
+        assert {each.text for each in choose_requests([file], tmp_path, 3)} == {row["prompt"] for row in rows}
 
 
 def test_training_files_are_never_asked(tmp_path):

@@ -27,7 +27,9 @@ from infra.registry.model_registry import (
 from infra.registry.promotion import (
     FORGOTTEN_TAG,
     MAX_REASON_CHARS,
+    MAX_TAG_CHARS,
     MOVES_TAG,
+    REIGNS_TAG,
     ROLLED_BACK_AT_TAG,
     ROLLED_BACK_BY_TAG,
     ROLLED_BACK_REASON_TAG,
@@ -305,6 +307,17 @@ def test_an_alias_that_was_moved_by_hand_and_a_missing_reason_are_refused(regist
     with pytest.raises(ValueError, match="alias previous was moved by hand to version 1"):
         registry.roll_back()
     assert registry.aliases == {**before, "previous": "1"} and registry.aliases[CHAMPION] == "3"
+
+
+def test_no_tag_of_many_reigns_is_longer_than_a_column(registry):
+    """With more characters Postgres would refuse the last writes of this promotion, and of all that follow."""
+    first, second = registry.version(), registry.version()
+    registry.promote(first, BOTH)
+    filled = [{"champion": first, "anchor_bits_per_byte": first}] * 106
+    registry.client.set_registered_model_tag(registry.model, REIGNS_TAG, json.dumps(filled))
+    assert registry.promote(second, NEITHER) == "done"
+    held = registry.client.get_registered_model(registry.model).tags[REIGNS_TAG]
+    assert len(json.loads(held)) == 107 and len(held) <= MAX_TAG_CHARS
 
 
 def test_the_oldest_reigns_are_forgotten_where_a_tag_would_hold_no_more():

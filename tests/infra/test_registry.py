@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -282,6 +283,15 @@ def test_weights_of_a_store_on_another_file_system_are_copied(client, tracking_u
             assert (directory / path.name).read_bytes() == path.read_bytes()
     finally:
         subprocess.run(["rm", "-r", str(root)], check=True)
+
+
+def test_versions_of_all_pages_of_models_are_listed(client, store, artifact_root, monkeypatch):
+    """MLflow gives a hundred models at a time; here one."""
+    names = [model_name(f"page{number}") for number in range(3)]
+    for name in names:
+        register(client, name, checkpoint(store, "trained"), artifact_root)
+    monkeypatch.setattr(client, "search_registered_models", partial(client.search_registered_models, max_results=1))
+    assert set(names) <= {each.model for each in all_versions(client)}
 
 
 def test_alias_moves_once_and_unknown_ones_resolve_to_none(client, store, artifact_root):

@@ -1,6 +1,7 @@
 """The on-disk layout, both ways against transformers, and what damaged checkpoints say."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -231,6 +232,21 @@ def test_a_truncated_file_is_named(kept_bytes: int, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:kept_bytes])
     with pytest.raises(ValueError, match=r"model\.safetensors is truncated or damaged .*again"):
         load_weights(Glm4Moe(GLM46), tmp_path)
+
+
+def test_an_index_that_disagrees_with_its_files_is_refused(tmp_path: Path) -> None:
+    """As where a program writes changed tensors into a file of their own, and leaves the old ones where they were."""
+    save(random_model(GLM46), tmp_path, max_shard_bytes=100_000)
+    first, second, *_ = sorted(tmp_path.glob("model-*.safetensors"))
+    (name, tensor), *_ = load_file(first).items()
+    tensors = load_file(second)
+    save_file(tensors | {name: torch.zeros_like(tensor)}, second)
+    with pytest.raises(ValueError, match=rf"{second.name} holds {re.escape(name)}: copy the checkpoint again"):
+        load_model(tmp_path)
+    lost = min(tensors)
+    save_file({each: tensors[each] for each in tensors if each != lost}, second)
+    with pytest.raises(ValueError, match=rf"{second.name} does not hold {re.escape(lost)}"):
+        load_model(tmp_path)
 
 
 def test_a_lost_shard_and_a_foreign_config_are_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shlex
 import shutil
 import subprocess
@@ -300,6 +301,23 @@ def test_a_megatron_directory_that_two_ranks_wrote_is_read(tmp_path):
     (below / min(path.name for path in below.glob("*.distcp"))).unlink()
     with pytest.raises((ValueError, FileNotFoundError)):
         convert(tmp_path / "two", tmp_path / "lost", "hf")
+
+
+def test_the_optimizers_of_a_megatron_directory_are_left_out(tmp_path):
+    """A model with experts has several, whose tensors Megatron-Core numbers."""
+    card = convert(saved(tmp_path / "first", SHAPES["Air"]), tmp_path / "m", "megatron")
+    index = tmp_path / "m" / "iter_0000000" / ".metadata"
+    metadata = pickle.loads(index.read_bytes())  # noqa: S301  (written above)
+    held = metadata.state_dict_metadata
+    weight = held["output_layer.weight"]
+    for beginning in ("optimizer.", "chained_0.optimizer.", "chained_1.optimizer."):
+        held[f"{beginning}state.exp_avg.output_layer.weight"] = weight
+    index.write_bytes(pickle.dumps(metadata))
+    assert convert(tmp_path / "m", tmp_path / "back", "hf").tensors_sha256 == card.tensors_sha256
+    held["chained_0.other.weight"] = weight
+    index.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ValueError, match=r"tensor chained_0\.other\.weight is unexpected"):
+        open_source(tmp_path / "m")
 
 
 def test_an_index_that_would_run_code_is_not_read(tmp_path):

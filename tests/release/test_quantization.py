@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from model.formats.expert_coverage import ExpertCoverage
 from model.formats.hf_checkpoint import load_model
-from model.formats.quantized_checkpoint import load_original, load_quantized, write_quantized
+from model.formats.quantized_checkpoint import is_quantized, load_original, load_quantized, write_quantized
 from model.generation.generation import InProcessEngine
 from model.generation.sampling import Sampling
 from tasks.release.routing import chosen_experts
@@ -243,6 +243,13 @@ def test_other_matrices_than_those_of_the_format_are_an_error(
     monkeypatch.setattr(f"model.formats.quantized_checkpoint.{constant}", pattern)
     with pytest.raises(ValueError, match=f"FP8_DYNAMIC lost or {message}"):
         write_quantized(source, tmp_path, "FP8_DYNAMIC", [])
+
+
+def test_a_null_is_no_quantization(tmp_path):
+    """As both readers of config.json take it: a checkpoint is opened by one of them."""
+    for settings, expected in ((None, False), ({"quant_method": "compressed-tensors"}, True)):
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+        assert is_quantized(tmp_path) is expected
 
 
 def test_a_lost_tensor_is_an_error(written, tmp_path):

@@ -137,6 +137,13 @@ def test_llama_cpp_scores_what_our_engine_scores(store, served):
             assert scorer.score(token_ids) == pytest.approx(expected, abs=1e-4)
 
 
+def test_an_answer_of_a_slow_model_is_waited_for(served):
+    """Sixteen answers of 8,192 tokens by a large model on processors take hours, and come in one piece."""
+    with ServedScorer(served.url, toy_tokenizer().token_to_id("a"), VOCAB_SIZE) as scorer:
+        scorer.score([1, 2])
+        assert scorer.connection.sock.gettimeout() is None
+
+
 def asked(store, suite, recipe=RECIPE):
     """What the files of the trained model are asked."""
     trained = checkpoint(store, "trained")

@@ -240,11 +240,43 @@ def test_what_no_grammar_can_have_held_is_no_call(text):
         ({"anyOf": [{"type": "string"}, {"const": "a"}]}, "all"),
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "some"),
         ({"oneOf": [{"type": "object"}, {"enum": [1]}]}, "none"),
+        ({"allOf": [{"enum": ["a", "b"]}], "default": "a"}, "all"),
+        ({"allOf": [{}, {"type": "string"}], "minLength": 1}, "all"),
+        ({"allOf": [{"minimum": 1}, {"type": "integer"}]}, "none"),
+        ({"allOf": [{}]}, "some"),
         (True, "some"),
     ],
 )
 def test_whether_values_are_strings_is_read_from_the_schema(schema, texts):
     assert texts_of(schema, {}) == texts
+
+
+COLOUR = {"enum": ["red", "blue"]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"$ref": "#/$defs/colour"}, {"allOf": [{"$ref": "#/$defs/colour"}], "default": "red", "description": "a colour"}],
+)
+@pytest.mark.parametrize("is_reference", [False, True])
+def test_every_spelling_of_a_schema_has_one_grammar(value, is_reference):
+    """pydantic puts a reference that has a default into allOf, zod the parameters themselves into a definition."""
+    plain = {"type": "object", "properties": {"k": COLOUR, "n": {"type": "integer"}}, "required": ["k"]}
+    written, defined = {**plain, "properties": {**plain["properties"], "k": value}}, {"colour": COLOUR}
+    if is_reference:
+        written, defined = {"$ref": "#/$defs/f"}, {**defined, "f": written}
+    grammars = []
+    for parameters in (plain, {**written, "$defs": defined}):
+        function = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        grammars.append(required_call(asked_for("required") | {"tools": [function]}).completion("a")["grammar"])
+    first, second = (each.partition("\nvalue0_1:")[0] for each in grammars)
+    assert first == second
+
+
+def test_a_word_that_only_pythons_reader_takes_for_a_number_stays_a_word():
+    schemas = {"f": {"properties": {"k": {"type": ["string", "number"]}}}}
+    for word in ("NaN", "-Infinity"):
+        assert parse(f"f\n<arg_key>k</arg_key>\n<arg_value>{word}</arg_value>\n</tool_call>", schemas)[1] == {"k": word}
 
 
 def test_a_reference_to_nothing_and_one_to_itself_are_refused():
@@ -269,8 +301,11 @@ ITSELF = {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"anyOf": [
         ({"properties": {"a": {"enum": None}}}, "enum is None"),
         ({"properties": {"a": {"type": 5}}}, "type is 5: write a name"),
         ({"properties": {"a": {"type": None}}}, "type is None"),
-        ({"properties": {"a": {"anyOf": 5}}}, "anyOf or oneOf is 5: write a list"),
+        ({"properties": {"a": {"anyOf": 5}}}, "anyOf is 5: write a list"),
         ({"properties": {"a": {"oneOf": [{"enum": 5}]}}}, "a: enum is 5"),
+        ({"properties": {"a": {"allOf": 5}}}, "allOf is 5: write a list"),
+        ({"properties": {"a": {"allOf": [{"type": 5}]}}}, "a: type is 5"),
+        ({"$ref": "#/$defs/b"}, "leads nowhere"),
         ({"properties": {"a": {"$ref": ["b"]}}}, "leads nowhere"),
         (ITSELF, "a is an option of itself"),
     ],

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import jsonschema
 import kubernetes_validate
@@ -101,6 +102,23 @@ def test_manifests_of_one_node_are_valid(engine, version):
     with pytest.raises(kubernetes_validate.ValidationError):
         container["command "] = container.pop("command")
         kubernetes_validate.validate(deployment, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("GLM-4.5-Air", "glm-4-5-air"),
+        ("4bit_model.Q8_0", "model-4bit-model-q8-0"),
+        ("Österreich", "sterreich"),
+        ("_", "model"),
+        ("a" * 49 + ".gguf", "a" * 49),
+    ],
+)
+def test_what_kubernetes_is_given_has_names_that_it_takes(model, name):
+    """Its schemas say nothing of names; a Service has one of RFC 1035."""
+    for document in kubernetes_manifests(replace(planned("llamacpp"), model=replace(TINY, name=model)), 8000):
+        assert document["metadata"]["name"] == document["metadata"]["labels"]["app.kubernetes.io/name"] == name
+        assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

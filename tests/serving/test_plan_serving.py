@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from tasks.serving.fleet import Fleet, find_fleet, fleet_of
 from tasks.serving.plan_serving import plan_serving
 from tasks.serving.planned_server import SCENARIOS, PlannedModel, Wishes
 from tasks.serving.served_bytes import FORMATS, Layout, kv_bytes_per_token, weight_bytes
-from tasks.serving.served_model import model_of_scale
+from tasks.serving.served_model import model_of_gguf, model_of_scale
 
 FULL = model_of_scale(load_scale("full"))
 WHOLE = Layout(1, 1, 1, 1)
@@ -174,6 +176,38 @@ def test_llamacpp_is_planned_for_the_memory_of_its_node():
         plan_serving(model, find_fleet("8xH100"), Wishes("llamacpp", "balanced"))
     with pytest.raises(ValueError, match="sglang is planned for GPUs, and there is no GPU"):
         plan_serving(FULL, node, Wishes("sglang", "balanced"))
+
+
+def test_a_file_of_other_programs_is_planned_with_all_of_its_parts(tmp_path):
+    """llama.cpp's converter names no vocab_size, and its gguf-split leaves parts that are opened by the first."""
+    names = [f"GLM-4.5-Air-Q4_K_M-{number:05d}-of-00002.gguf" for number in (1, 2)]
+    for number, name in enumerate(names):
+        writer = gguf.GGUFWriter(tmp_path / name, "glm4moe")
+        writer.add_block_count(3)
+        writer.add_nextn_predict_layers(1)
+        writer.add_embedding_length(64)
+        writer.add_context_length(512)
+        writer.add_expert_count(8)
+        writer.add_expert_used_count(2)
+        writer.add_head_count_kv(2)
+        writer.add_key_length(16)
+        writer.add_token_list([f"token{each}" for each in range(7)])
+        writer.add_uint16("split.count", 2)
+        writer.add_uint16("split.no", number)
+        writer.add_tensor("a", np.zeros(1000 * (number + 1), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    first, second = (tmp_path / name for name in names)
+    model = model_of_gguf("air", first)
+    assert (model.recipe.vocab_size, model.recipe.num_hidden_layers) == (7, 2)
+    assert model.file_bytes == first.stat().st_size + second.stat().st_size > 12_000
+    with pytest.raises(ValueError, match=r"is one of 2 parts: name the first, which ends in -00001-of-00002\.gguf"):
+        model_of_gguf("air", second)
+    second.unlink()
+    with pytest.raises(ValueError, match="copy the others beside it"):
+        model_of_gguf("air", first)
 
 
 def test_vllm_is_planned_for_processors_in_float32_with_whole_pages_of_every_slot():

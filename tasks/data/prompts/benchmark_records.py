@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.readers.json_lines import MAX_LINE_BYTES, JsonLine, json_lines
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 PARQUET = "parquet"
 ARTICLE = re.compile(r"^ = [^=\n]+ = $", re.MULTILINE)
-"""First line of an article in WikiText: each is an item. Another plain text is one item."""
+"""First line of an article in WikiText: each is an item. What comes before the first is one, and so is another plain
+text."""
 
 
 def read_records(file: SourceFile, kind: str) -> list[Record]:
@@ -33,9 +35,9 @@ def read_records(file: SourceFile, kind: str) -> list[Record]:
 def _articles(file: SourceFile) -> list[Record]:
     with open_source(file.path, file.sha256) as raw:
         text = decompressed(file.name, HashingReader(raw)).read().decode()
-    starts = [match.start() for match in ARTICLE.finditer(text)] or [0]
-    ends = [*starts[1:], len(text)]
-    return [{"text": text[start:end].strip()} for start, end in zip(starts, ends, strict=True)]
+    starts = [match.start() for match in ARTICLE.finditer(text)]
+    articles = [text[start:end].strip() for start, end in pairwise([0, *starts, len(text)])]
+    return [{"text": article} for article in articles if article] or [{"text": ""}]
 
 
 def record_lines(file: SourceFile) -> Iterator[JsonLine]:

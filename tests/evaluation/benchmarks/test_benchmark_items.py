@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from configs.load import load_suite, suite_names
 from configs.schema import RetrievalBenchmark
+from infra.storage.store import hash_file
+from tasks.data.prompts.benchmark_records import read_records
 from tasks.data.prompts.function_calls import write_calls
 from tasks.evaluation.benchmarks.benchmark_tasks import is_right
 from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
@@ -17,6 +20,7 @@ from tasks.evaluation.benchmarks.run_suite import read_suite_items
 from tests.conftest import ROOT
 from tests.evaluation.benchmarks.toy_suite import NEEDLE, ROWS, toy_suite, write_suite
 from tests.support.data_inputs import SHARED_DATA as DATA
+from tests.support.evaluation_fakes import benchmark_files
 
 OF_THE_HUB = ("release", "aime", "hellaswag", "math")
 """Suites that test_published_layouts.py and test_release_suite.py read."""
@@ -92,6 +96,8 @@ def test_a_broken_line_a_missing_file_and_a_trained_one_are_named(suite):
     [
         (lambda tree: tree["benchmarks"][0].update(kind="guess"), "benchmarks.0"),
         (lambda tree: tree["benchmarks"][0].update(name="lettered"), "benchmarks lettered occur twice"),
+        (lambda tree: tree["benchmarks"][0].update(name="mmlu.v2"), "benchmark 'mmlu.v2': a name is 1 to 100 letters"),
+        (lambda tree: tree["benchmarks"][0].update(name="a" * 101), "a name is 1 to 100 letters"),
         (
             lambda tree: tree["benchmarks"][5].update(few_shot=tree["benchmarks"][0]["few_shot"]),
             "few_shot must be null",
@@ -106,6 +112,19 @@ def test_a_wrong_suite_is_one_message(suite, edit, message):
     suite[0].write_text(yaml.safe_dump(tree))
     with pytest.raises(ValueError, match=rf"toy\.yaml: .*{message}"):
         read(suite)
+
+
+def test_no_part_of_a_plain_text_is_left_out(tmp_path):
+    """Its articles, as in WikiText, are items; what comes before the first one is another."""
+    (tmp_path / "a.txt").write_text("Before.\n = One = \n First.\n = Two = \n Second.\n")
+    (tmp_path / "b.txt").write_text("No article.\n")
+    read_texts = []
+    for name in ("a.txt", "b.txt"):
+        path = tmp_path / name
+        (file,) = benchmark_files(tmp_path).files
+        text = replace(file, name=name, path=str(path), sha256=hash_file(path), format="text")
+        read_texts.append([record["text"] for record in read_records(text, "text")])
+    assert read_texts == [["Before.", "= One = \n First.", "= Two = \n Second."], ["No article."]]
 
 
 def test_too_few_examples_of_a_group_are_refused(suite):

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from configs.load import load_suite
 from flows.cli.command import app
+from infra.serving.model_client import ModelClient
 from model.formats.gguf_checkpoint import write_gguf
 from model.formats.quantized_checkpoint import load_original, write_quantized
 from model.generation.generation import Sampling
@@ -222,12 +223,15 @@ class Endpoint(BaseHTTPRequestHandler):
         ids = encoded.ids
         scores = self.server.engine.score_continuations([(ids[:end], ids[end : end + 1]) for end in range(1, len(ids))])
         best = [{"x": score.log_probability + (0 if score.is_greedy else 1)} for score in scores]
-        return {
-            "tokens": [str(each) for each in ids],
-            "token_logprobs": [None, *(score.log_probability for score in scores)],
-            "top_logprobs": [None, *best],
-            "text_offset": [start for start, _ in encoded.offsets],
+        tokens = [self.server.tokenizer.decode([each], skip_special_tokens=False) for each in ids]
+        offsets, end = [start for start, _ in encoded.offsets], encoded.offsets[-1][1]
+        report = {
+            "tokens": [*tokens, "a"],
+            "token_logprobs": [None, *(score.log_probability for score in scores), -9.0],
+            "top_logprobs": [None, *best, {"a": -9.0}],
+            "text_offset": [*offsets, end],
         }
+        return self.server.as_reported(report)
 
     def send(self, value, num_pieces=0):
         """At once, or as a stream of that many times the same text."""
@@ -270,12 +274,36 @@ def test_texts_have_a_figure_per_domain(toy, tmp_path):
     assert {item.question.part for item in asked.items["texts"].items} == {""}, "addresses are no domains"
 
 
+def as_sglang(report):
+    return report | {"text_offset": [-1] * len(report["tokens"])}
+
+
+def after_a_start_token(report):
+    """As vLLM reports a prompt that its tokenizer begins with a token of its own."""
+    start = "<|begin_of_text|>"
+    return {
+        "tokens": [start, *report["tokens"]],
+        "token_logprobs": [None, -1.0, *report["token_logprobs"][1:]],
+        "top_logprobs": [None, {"x": -1.0}, *report["top_logprobs"][1:]],
+        "text_offset": [0, *(len(start) + each for each in report["text_offset"])],
+    }
+
+
+def as_parts_of_characters(report):
+    return report | {"tokens": ["\ufffd"] * len(report["tokens"])}
+
+
+def as_ids(report):
+    return as_sglang(as_parts_of_characters(report))
+
+
 @contextmanager
-def endpoint(toy, *, reports=True, answers_left=10**9, silent_seconds=0) -> Iterator[str]:
+def endpoint(toy, *, reports=True, as_reported=dict, answers_left=10**9, silent_seconds=0) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
     server.engine = load_engine(toy / "model", weights_version="v", batch_sequences=8)
     server.tokenizer = Tokenizer.from_file(str(toy / "model" / "tokenizer.json"))
     server.reports, server.answers_left, server.silent_seconds = reports, answers_left, silent_seconds
+    server.as_reported = as_reported
     server.is_over = threading.Event()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -295,6 +323,18 @@ def test_a_server_that_echoes_decides_as_the_checkpoint_does(toy, own_items, tmp
     for own, served in zip(expected, items_of(tmp_path / "url.json"), strict=True):
         assert (own["scores"], own["output"]) == (served["scores"], served["output"])
         assert own["log_probabilities"] == pytest.approx(served["log_probabilities"], abs=1e-4)
+
+
+@pytest.mark.parametrize("as_reported", [as_sglang, after_a_start_token, as_parts_of_characters])
+def test_the_tokens_of_a_continuation_are_found_however_a_server_places_them(as_reported, toy):
+    with endpoint(toy) as plain, endpoint(toy, as_reported=as_reported) as other:
+        scores = [ModelClient(url, "", 60, "toy").score("The quick brown", " fox jumps") for url in (plain, other)]
+    assert scores[0] == scores[1]
+
+
+def test_tokens_that_have_no_place_in_the_text_are_not_scored(toy):
+    with endpoint(toy, as_reported=as_ids) as url, pytest.raises(ValueError, match="not where each begins"):
+        ModelClient(url, "", 60, "toy").score("The quick brown", " fox jumps")
 
 
 def test_a_server_without_log_probabilities_is_refused_for_likelihoods_and_taken_for_answers(toy, tmp_path):
