@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from model.architecture.float32_products import linear_in_float32
 from model.architecture.losses import IGNORED, LanguageHead
 
 
@@ -40,11 +41,11 @@ class ScoreHead(nn.Module):
     def forward(self, hidden_BTD: Tensor, last_B: Tensor) -> Tensor:
         """The score of each row, float32 (B,), from the hidden state of its last token."""
         last_BD = hidden_BTD[torch.arange(len(last_B), device=last_B.device), last_B]
-        return (last_BD @ self.weight.t()).squeeze(1).float()
+        return linear_in_float32(last_BD, self.weight).squeeze(1)
 
     def values(self, hidden_BTD: Tensor) -> Tensor:
         """The score at every position, float32 (B, T)."""
-        return (hidden_BTD @ self.weight.t()).squeeze(-1).float()
+        return linear_in_float32(hidden_BTD.flatten(0, 1), self.weight).view(hidden_BTD.shape[:2])
 
 
 def scored_preference_loss(head: ScoreHead, hidden_BTD: Tensor, preference: Preference) -> Tensor:

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from model.architecture.float32_products import BFloat16Linear, add_product
+from model.architecture.preferences import ScoreHead
 
 
 @pytest.fixture
@@ -43,3 +44,14 @@ def test_a_product_is_added_to_its_float32_sum(factors):
     total = torch.ones(96, 12)
     add_product(total, tokens.float(), weight.float().t())
     torch.testing.assert_close(total, 1 + F.linear(tokens.float(), weight.float()))
+
+
+def test_scores_of_bfloat16_states_are_not_rounded_to_bfloat16():
+    head = ScoreHead(40).bfloat16()
+    torch.nn.init.constant_(head.weight, 0.1)
+    hidden = torch.full((2, 3, 40), 1.0).bfloat16()
+    hidden[:, 0, 0] = 1.0078125
+    scores = head.values(hidden)
+    assert scores.shape == (2, 3) and scores.dtype == torch.float32
+    assert (scores[:, 0] > scores[:, 1]).all(), "4.0078 and 4.0070 are one number in bfloat16"
+    assert torch.equal(head(hidden, torch.tensor([0, 1])), scores[[0, 1], [0, 1]])
