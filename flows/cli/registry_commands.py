@@ -106,6 +106,7 @@ def speedrun(
     """Measure the time from raw pages to a share of right answers, or repeat another's record. docs/speedrun.md has
     the rules and the table."""
     with usage_errors():
+        from configs.files.atomic_files import replace_durably
         from configs.load import load_scale
         from infra.home import open_home
 
@@ -123,7 +124,7 @@ def speedrun(
         if recorded is None:
             outcome = measured.run_to(phases[-1], home, scale, data)
             made, found = measured.record_target(outcome, home, scale, target), []
-            output.write_text(made.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            replace_durably(output, made.model_dump_json(indent=1).encode() + b"\n")
         else:
             outcome = measured.run_to(recorded.phase, home, scale, data)
             made = measured.record_phase(outcome, home, scale, recorded.target, recorded.phase)

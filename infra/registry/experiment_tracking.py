@@ -10,13 +10,14 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
     from infra.step import MetricRows
 
@@ -95,15 +96,23 @@ def set_run_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> 
 
 def run_ids(client: MlflowClient, tag: str, value: str) -> list[str]:
     """Ids of the runs of any experiment that carry this tag."""
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    return [run.info.run_id for run in client.search_runs(experiments, f"tags.`{tag}` = '{value}'", max_results=100)]
+    return [run.info.run_id for run in _search(client, f"tags.`{tag}` = '{value}'")]
 
 
 def running_runs(client: MlflowClient, tag: str) -> dict[str, str]:
     """Id and value of this tag for every run in state RUNNING that has it, in any experiment."""
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    runs = client.search_runs(experiments, "attributes.status = 'RUNNING'", max_results=100)
+    runs = _search(client, "attributes.status = 'RUNNING'")
     return {run.info.run_id: run.data.tags[tag] for run in runs if tag in run.data.tags}
+
+
+def _search(client: MlflowClient, wanted: str) -> Iterator[Run]:
+    """The runs of any experiment that fit, of all pages: MLflow gives a thousand at a time."""
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    page = client.search_runs(experiments, wanted)
+    yield from page
+    while page.token:
+        page = client.search_runs(experiments, wanted, page_token=page.token)
+        yield from page
 
 
 def _ensure_experiment(client: MlflowClient, name: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -67,7 +68,7 @@ async def _session(app: web.Application) -> AsyncIterator[None]:
 
 @web.middleware
 async def _require_key(request: web.Request, handler: Any) -> web.StreamResponse:
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    given = re.sub("^bearer +", "", request.headers.get("Authorization", ""), flags=re.IGNORECASE)
     # aiohttp hands on bytes that are not UTF-8 as lone surrogates; encoded so they are the bytes that were sent.
     sent = given.encode(errors="surrogateescape")
     if request.path != HEALTH and not hmac.compare_digest(sent, request.app[CLIENT_KEY].encode()):

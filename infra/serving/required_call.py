@@ -17,6 +17,7 @@ lengths of bare text are not held to. The grammar is one of llguidance, which is
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Mapping
@@ -232,7 +233,7 @@ def _read(written: str, texts: Texts) -> Any:
     if texts == "all":
         return written
     try:
-        value = json.loads(written, parse_constant=_refuse_constant)
+        value = json.loads(written, parse_constant=_refuse_constant, parse_float=_finite)
     except ValueError:
         if texts == "none":
             raise
@@ -243,6 +244,13 @@ def _read(written: str, texts: Texts) -> Any:
 def _refuse_constant(name: str) -> None:
     """NaN and Infinity, which Python's reader takes and JSON does not have."""
     raise ValueError(name)
+
+
+def _finite(written: str) -> float:
+    """A number that float64 holds: JSON has larger ones, and no name for what they would become."""
+    if not math.isfinite(value := float(written)):
+        raise ValueError(written)
+    return value
 
 
 def texts_of(schema: Any, whole: Schema) -> Texts:

@@ -275,7 +275,7 @@ def test_every_spelling_of_a_schema_has_one_grammar(value, is_reference):
 
 def test_a_word_that_only_pythons_reader_takes_for_a_number_stays_a_word():
     schemas = {"f": {"properties": {"k": {"type": ["string", "number"]}}}}
-    for word in ("NaN", "-Infinity"):
+    for word in ("NaN", "-Infinity", "1e999"):
         assert parse(f"f\n<arg_key>k</arg_key>\n<arg_value>{word}</arg_value>\n</tool_call>", schemas)[1] == {"k": word}
 
 

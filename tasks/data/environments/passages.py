@@ -52,7 +52,7 @@ def words_of(text: str) -> list[str]:
 def search(passages: Sequence[str], query: str) -> str:
     """The best passages, a line each; equally good ones in their order. Raises ToolError where no word occurs."""
     counts = [Counter(words_of(passage)) for passage in passages]
-    mean_length = sum(count.total() for count in counts) / len(counts)
+    mean_length = sum(count.total() for count in counts) / len(counts) or 1.0  # where no passage has a word
     scores = [0.0] * len(passages)
     for word in sorted(set(words_of(query))):
         holders = sum(word in count for count in counts)

@@ -34,7 +34,11 @@ def read_records(file: SourceFile, kind: str) -> list[Record]:
 
 def _articles(file: SourceFile) -> list[Record]:
     with open_source(file.path, file.sha256) as raw:
-        text = decompressed(file.name, HashingReader(raw)).read().decode()
+        data = decompressed(file.name, HashingReader(raw)).read()
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file.name}: {error}: write the file as UTF-8") from error
     starts = [match.start() for match in ARTICLE.finditer(text)]
     articles = [text[start:end].strip() for start, end in pairwise([0, *starts, len(text)])]
     return [{"text": article} for article in articles if article] or [{"text": ""}]

@@ -160,6 +160,8 @@ def test_passages_are_ranked_by_bm25():
         assert search(passages, query).split("\n") == best[:NUM_SHOWN]
     with pytest.raises(ToolError, match="no passage has any of these words"):
         search(passages, "zebra, moose")
+    with pytest.raises(ToolError, match="no passage has any of these words"):
+        search(["...", "!"], "zebra")
     assert words_of("Ada's 3 lamps!") == ["ada", "s", "3", "lamps"]
 
 

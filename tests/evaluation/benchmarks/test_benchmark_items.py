@@ -125,6 +125,10 @@ def test_no_part_of_a_plain_text_is_left_out(tmp_path):
         text = replace(file, name=name, path=str(path), sha256=hash_file(path), format="text")
         read_texts.append([record["text"] for record in read_records(text, "text")])
     assert read_texts == [["Before.", "= One = \n First.", "= Two = \n Second."], ["No article."]]
+    path.write_bytes(b"caf\xe9\n")
+    latin = replace(text, sha256=hash_file(path))
+    with pytest.raises(ValueError, match=r"b\.txt: .*0xe9 .*: write the file as UTF-8"):
+        read_records(latin, "text")
 
 
 def test_too_few_examples_of_a_group_are_refused(suite):
