@@ -162,9 +162,7 @@ class EngineModel(SuiteModel):
             self.report(Progress(start, len(requests), "choices", "scoring continuations"))
             pairs = []
             for _, context, continuation in requests[start : start + PAIRS_PER_REPORT]:
-                row = [*self.start, *context, *continuation][-self.sequence_length - 1 :]
-                num_scored = min(len(continuation), len(row) - 1)
-                pairs.append((row[:-num_scored], row[-num_scored:]))
+                pairs.append(fit_in_row([*self.start, *context], continuation, self.sequence_length))
             likelihoods += [
                 (score.log_probability, score.is_greedy) for score in self.engine.score_continuations(pairs)
             ]
@@ -269,3 +267,18 @@ def _by_options(requests: Sequence[Any]) -> list[tuple[dict[str, Any], list[int]
         options = request.args[1]
         groups.setdefault(canonical_json(options), (options, []))[1].append(number)
     return list(groups.values())
+
+
+def fit_in_row(
+    context: Sequence[int], continuation: Sequence[int], sequence_length: int
+) -> tuple[list[int], list[int]]:
+    """The end of the context that fits before a continuation, and the continuation; without a context its first token
+    is one. Raises ValueError where it has more tokens than a row: its end alone would be another choice's score."""
+    if len(continuation) > sequence_length:
+        raise ValueError(
+            f"a choice has {len(continuation)} tokens, a row of evaluation {sequence_length}: raise "
+            f"evaluation.recipe.sequence_length, or leave its item out"
+        )
+    row = [*context, *continuation][-sequence_length - 1 :]
+    num_scored = min(len(continuation), len(row) - 1)
+    return row[:-num_scored], row[-num_scored:]

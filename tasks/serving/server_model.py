@@ -21,7 +21,7 @@ from infra.step import Progress
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.prompts.function_calls import write_calls
 from tasks.data.prompts.python_turns import MAX_TURNS, SEEDS_PER_TURN, run_calls, shown_answers
-from tasks.evaluation.harness import SuiteModel
+from tasks.evaluation.harness import SuiteModel, fit_in_row
 from tasks.release.served_scoring import ServedScorer
 
 
@@ -140,9 +140,7 @@ class LlamaModel(EndpointModel):
         scores = []
         for number, (_, context, continuation) in enumerate(requests):
             self.report(Progress(number, len(requests), "continuations", "scoring continuations"))
-            row = [*context, *continuation][-self.sequence_length - 1 :]
-            num_scored = min(len(continuation), len(row) - 1)
-            scores.append(self._score(row[:-num_scored], row[-num_scored:]))
+            scores.append(self._score(*fit_in_row(context, continuation, self.sequence_length)))
         return scores
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:

@@ -86,3 +86,13 @@ def test_a_continuation_is_the_engines_up_to_the_first_stop_string(model):
     assert drawn != answers[0]
     with pytest.raises(ValueError, match=r"max_gen_toks \(24\) must be below 24: lower it"):
         model.generate_until(asked((contexts[0], {"max_gen_toks": LENGTH})))
+
+
+def test_a_choice_that_is_longer_than_a_row_is_refused(model):
+    fitting, longer = list(range(3, 3 + LENGTH)), list(range(3, 4 + LENGTH))
+    context = [5, 6, 7]
+    ((found, _),) = model._loglikelihood_tokens([("", context, fitting)])
+    score = model.engine.score_continuations([(context[-1:], fitting)])[0]
+    assert found == pytest.approx(score.log_probability, abs=1e-5)
+    with pytest.raises(ValueError, match=rf"a choice has {LENGTH + 1} tokens, a row of evaluation {LENGTH}: raise"):
+        model._loglikelihood_tokens([("", context, longer)])
