@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,7 +20,15 @@ import pytest
 from flows.cli.deployment import bring_down, bring_up
 from infra.child_process import free_port
 from infra.servers import server_answers
-from infra.servers.recorded_servers import ServerUrls, forget, lasting_mlflow, log_path, read_recorded, record
+from infra.servers.recorded_servers import (
+    ServerUrls,
+    forget,
+    lasting_mlflow,
+    log_path,
+    read_recorded,
+    record,
+    recorded_process,
+)
 from infra.servers.server_password import SERVER_HOME
 from infra.servers.servers import Server, exclusive, running_servers, wait_until_healthy
 
@@ -37,9 +46,13 @@ SILENT_SECONDS = 1.5
 
 
 def begin(home, *command: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command, env={**os.environ, "GLM46_HOME": str(home.root)}, stderr=subprocess.DEVNULL, start_new_session=True
     )
+    # Popen returns when exec closes a file, which is before /proc shows the new environment.
+    while process.poll() is None and recorded_process(process.pid, home) is None:
+        time.sleep(0.001)
+    return process
 
 
 def answering(home, port: int) -> subprocess.Popen[bytes]:
