@@ -29,7 +29,7 @@ def linear_in_float32(tokens_TD: Tensor, weight_ED: Tensor) -> Tensor:
 
 
 class BFloat16Linear(torch.autograd.Function):
-    """Takes a thirteenth of the time of float32 products on an H200."""
+    """Forward and backward take half the time of float32 products on an H200 (64 experts, 32,768 tokens)."""
 
     @staticmethod
     def forward(ctx, tokens_TD: Tensor, weight_ED: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def sum_in_float32(engine: DeepSpeedEngine, add: Callable[[Tensor, Tensor], obje
     """Add each bfloat16 gradient to its float32 sum as soon as it is there, and let it go. `add` adds its second
     argument to its first.
 
-    DeepSpeed's `immediate_grad_update` does the same by way of a float32 copy, in twice the time.
+    DeepSpeed's `immediate_grad_update` does the same by way of a float32 copy: on an H200 that takes 1.6 times as long.
     """
     optimizer = cast("BF16_Optimizer", engine.optimizer)
     for group, parameters in enumerate(optimizer.bf16_groups):
