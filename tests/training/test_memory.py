@@ -35,7 +35,8 @@ MODEL = GLM46.model_copy(update={"hidden_size": 128, "moe_intermediate_size": 64
 BUCKET = 2_006
 
 
-def live_storages() -> dict[int, int]:
+def live_storages() -> dict[int, torch.UntypedStorage]:
+    """Storages by address. Whoever keeps them keeps their addresses from being used again."""
     gc.collect()
     with torch.no_grad():
         tensors = [
@@ -47,7 +48,7 @@ def live_storages() -> dict[int, int]:
         tensors += [
             tensor.grad for tensor in tensors if isinstance(tensor, torch.nn.Parameter) and tensor.grad is not None
         ]
-        return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
 
 
 def trainable_model(recipe, resources, ranks):
@@ -60,6 +61,18 @@ def trainable_model(recipe, resources, ranks):
     trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
     load_master(trainable, initial, "the initial weights")
     return model, trainable
+
+
+def bytes_since(before, model):
+    """Bytes of the storages that were not there before, without weights that ZeRO 3 has gathered."""
+    gathered = {
+        parameter.untyped_storage().data_ptr() for parameter in model.parameters() if hasattr(parameter, "ds_id")
+    }
+    return sum(
+        storage.nbytes()
+        for address, storage in live_storages().items()
+        if address not in before and address not in gathered
+    )
 
 
 def most_bytes_between_passes(rank, num_ranks, cases):
@@ -107,18 +120,7 @@ def most_bytes_between_passes(rank, num_ranks, cases):
             made.clear()
             if trainable.engine.global_steps == 0:
                 return
-            gathered = {
-                parameter.untyped_storage().data_ptr()
-                for parameter in model.parameters()
-                if hasattr(parameter, "ds_id")
-            }
-            sizes.append(
-                sum(
-                    size
-                    for address, size in live_storages().items()
-                    if address not in before and address not in gathered
-                )
-            )
+            sizes.append(bytes_since(before, model))
 
         trainable.engine.backward = backward
         for step in range(2):
