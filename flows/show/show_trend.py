@@ -11,7 +11,7 @@ from flows.running.run_step import run_effect
 from flows.show.outcome import RunOutcome
 from flows.show.track_run import SCALE_TAG
 from flows.show.ui_artifacts import show_table
-from infra.registry.experiment_tracking import connect, log_new_figures, runs_with_metrics, set_run_tags
+from infra.registry.experiment_tracking import connect, log_new_figures, newest_runs, set_run_tags
 from tasks.report.report_inputs import ReportedPhases
 from tasks.report.trend_page import (
     TrendRun,
@@ -54,22 +54,24 @@ def show_trend(run: Run, phases: ReportedPhases, outcome: RunOutcome) -> Path:
 def runs_with(client: MlflowClient, scale: str, run_id: str, own: TrendRun) -> list[TrendRun]:
     """The last runs of a scale and this one, which is kept in MLflow unless it repeats the last: quiet nights would
     push what was measured out of the last NUM_RUNS."""
-    before = read_trend(client, scale)
-    if not before or before[-1].measured != own.measured:
+    runs = read_trend(client, scale)
+    if not runs or runs[-1].measured != own.measured:
         log_new_figures(client, run_id, _as_metrics(own))
         set_run_tags(client, run_id, {MEASURED_TAG: own.measured})
-    return without_repeats(read_trend(client, scale))
+        runs = read_trend(client, scale)
+    return without_repeats(runs)
 
 
 def read_trend(client: MlflowClient, scale: str) -> list[TrendRun]:
     """The last runs of a scale that reached an evaluation, the oldest first."""
     found = []
-    for started, metrics, tags in runs_with_metrics(client, SCALE_TAG, scale, PREFIX, NUM_RUNS):
-        figures = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
+    measured = f"tags.`{SCALE_TAG}` = '{scale}' AND tags.`{MEASURED_TAG}` != ''"
+    for started, metrics, tags in newest_runs(client, measured, NUM_RUNS):
+        figures = {name.removeprefix(PREFIX): value for name, value in metrics.items() if name.startswith(PREFIX)}
         bounded = [name.removesuffix(LOW) for name in figures if name.endswith(LOW)]
         intervals = {_shown(name): (figures[name + LOW], figures[name + HIGH]) for name in bounded}
         values = {_shown(name): value for name, value in figures.items() if not name.endswith((LOW, HIGH))}
-        found.append(TrendRun(trend_row_name(started), values, intervals, tags.get(MEASURED_TAG, "")))
+        found.append(TrendRun(trend_row_name(started), values, intervals, tags[MEASURED_TAG]))
     return found
 
 

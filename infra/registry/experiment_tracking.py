@@ -160,21 +160,12 @@ class TrackedRun(NamedTuple):
     tags: dict[str, str]
 
 
-def runs_with_metrics(client: MlflowClient, tag: str, value: str, prefix: str, most: int) -> list[TrackedRun]:
-    """The newest runs with this tag that have metrics whose names begin so, with those metrics; the oldest first."""
+def newest_runs(client: MlflowClient, wanted: str, most: int) -> list[TrackedRun]:
+    """The newest runs of any experiment that fit MLflow's filter, the oldest first. The server chooses: every run comes
+    with all its parameters and metrics."""
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    runs = client.search_runs(
-        experiments, f"tags.`{tag}` = '{value}'", order_by=["attributes.start_time DESC"], max_results=1000
-    )
-    found = [
-        TrackedRun(
-            run.info.start_time / 1000,
-            {name: each for name, each in run.data.metrics.items() if name.startswith(prefix)},
-            run.data.tags,
-        )
-        for run in runs
-    ]
-    return [run for run in found if run.metrics][:most][::-1]
+    runs = client.search_runs(experiments, wanted, order_by=["attributes.start_time DESC"], max_results=most)
+    return [TrackedRun(run.info.start_time / 1000, run.data.metrics, run.data.tags) for run in runs][::-1]
 
 
 def log_new_parameters(client: MlflowClient, run_id: str, parameters: Mapping[str, str]) -> None:

@@ -39,7 +39,7 @@ class TrendRun:
     figures: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float]]
     measured: str = ""
-    """Digest over the trainings and evaluations that the figures are from; empty where it is not known."""
+    """Digest over the trainings and evaluations that the figures are from."""
 
 
 def trend_run(name: str, phases: ReportedPhases, seconds: float, is_cached: bool) -> TrendRun:
@@ -78,11 +78,7 @@ def trend_run(name: str, phases: ReportedPhases, seconds: float, is_cached: bool
 def without_repeats(runs: Sequence[TrendRun]) -> list[TrendRun]:
     """The runs without those that took every training and evaluation of the run before them from the store: they
     measured nothing. Runs in their order."""
-    return [
-        run
-        for number, run in enumerate(runs)
-        if not (number and run.measured and run.measured == runs[number - 1].measured)
-    ]
+    return [run for number, run in enumerate(runs) if not (number and run.measured == runs[number - 1].measured)]
 
 
 def regressions(runs: Sequence[TrendRun]) -> list[str]:

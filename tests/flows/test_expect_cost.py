@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from configs.load import load_scale
-from flows.expect_cost import MINUTES, expected_cost
+from flows.expect_cost import MINUTES, STAGES_TAG, expected_cost, newest_alike
 from flows.show.outcome import RunOutcome, print_outcome
-from infra.registry.experiment_tracking import TrackedRun
+from flows.show.track_run import SCALE_TAG
+from infra.registry.experiment_tracking import TrackedRun, ensure_run, log_new_figures
 from tasks.training.plan.plan_training import plan_training
 
 
@@ -16,6 +19,18 @@ def test_the_minutes_are_those_of_the_newest_run_of_the_same_stages():
     assert line.startswith("expect 12.4 minutes, as the run of 1970-01-02 00:00 that computed everything; ")
     needed = sum(phase.needs.disk_bytes + phase.needs.data_bytes for phase in plan.phases)
     assert f"{needed / 1e9:.1f} GB of disk" in line and "USD" not in line, "CPU ranks have no price"
+
+
+def test_the_run_that_is_named_computed_everything_in_the_same_stages(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db", f"sqlite:///{tmp_path}/mlflow.db")
+    nights = [("toy", "a b", 3.0), ("toy", "a b", 5.0), ("toy", "a b", None), ("toy", "a", 7.0), ("other", "a b", 9.0)]
+    for number, (scale, stages, minutes) in enumerate(nights):
+        tags = {SCALE_TAG: scale, STAGES_TAG: stages}
+        run_id = ensure_run(client, f"glm46-{scale}", "run", str(number), None, tags)
+        log_new_figures(client, run_id, {"loss": 1.0} if minutes is None else {MINUTES: minutes})
+    assert [run.metrics[MINUTES] for run in newest_alike(client, "toy", "a b")] == [5.0]
+    assert newest_alike(client, "toy", "b") == []
 
 
 def test_without_a_run_the_plan_says_how_long_and_how_it_knows():
