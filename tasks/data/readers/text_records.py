@@ -176,6 +176,7 @@ def zip_records(name: str, address: str, digest: str, max_record_bytes: int) -> 
 def _member_record(archive: zipfile.ZipFile, member: zipfile.ZipInfo, source: str, max_record_bytes: int) -> Parsed:
     try:
         with archive.open(member) as file:
+            assert isinstance(file, io.BufferedIOBase), file
             stream = _Utf8Stream(file)
             if member.file_size > max_record_bytes and not stream.is_utf16:
                 return too_long(source, 0, member.file_size, max_record_bytes)

@@ -189,9 +189,9 @@ def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) ->
         )
     if _has_unaligned_rank(recipe, resources):
         reasons.append(
-            f"adapter.rank {adapter.rank} on routed experts in bfloat16 with device cuda: the grouped product "
-            f"wants rows of {ALIGNED_BYTES} bytes or multiples. Set adapter.rank to a multiple of {ALIGNED_BYTES // 2}, "
-            f"or take routed_experts out of adapter.targets"
+            f"adapter.rank {adapter.rank} on routed experts in bfloat16 with device cuda: the grouped "
+            f"product wants rows of {ALIGNED_BYTES} bytes or multiples. Set adapter.rank to a multiple of "
+            f"{ALIGNED_BYTES // 2}, or take routed_experts out of adapter.targets"
         )
     return [*reasons, *impossible_dropout(recipe, resources)]
 
