@@ -149,15 +149,19 @@ def _check_parameters(name: str, schema: Schema) -> None:
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
         raise ValueError(f"parameters of {name}: required is {required!r}: list names of properties, or leave it out")
+    checked: set[int] = set()
     for key, value in _properties(schema).items():
-        _check_value(f"parameters of {name}: {key}", value, schema, ())
+        _check_value(f"parameters of {name}: {key}", value, schema, (), checked)
 
 
-def _check_value(place: str, schema: Any, whole: Schema, around: tuple[Schema, ...]) -> None:
-    """`around`: the schemas of which it is an option."""
+def _check_value(place: str, schema: Any, whole: Schema, around: tuple[Schema, ...], checked: set[int]) -> None:
+    """`around`: the schemas of which it is an option; `checked`: the ids of those that are right, since definitions
+    that name one another twice are as many paths as 2 to the power of their number."""
     schema = _resolved(schema, whole)
     if any(schema is each for each in around):
         raise ValueError(f"{place} is an option of itself in anyOf, oneOf or allOf")
+    if id(schema) in checked:
+        return
     if not isinstance(schema.get("enum", []), list):
         raise ValueError(f"{place}: enum is {schema['enum']!r}: write a list of values")
     if not isinstance(schema.get("type", ""), (str, list)):
@@ -167,7 +171,8 @@ def _check_value(place: str, schema: Any, whole: Schema, around: tuple[Schema, .
         if not isinstance(options, list):
             raise ValueError(f"{place}: {key} is {options!r}: write a list of schemas")
         for option in options:
-            _check_value(place, option, whole, (*around, schema))
+            _check_value(place, option, whole, (*around, schema), checked)
+    checked.add(id(schema))
 
 
 def grammar(parameters: Mapping[str, Schema]) -> str:
@@ -255,16 +260,27 @@ def _finite(written: str) -> float:
 
 def texts_of(schema: Any, whole: Schema) -> Texts:
     """Whether the values of a schema are strings; `whole` has what it refers to."""
+    return _texts_of(schema, whole, {})
+
+
+def _texts_of(schema: Any, whole: Schema, known: dict[int, Texts]) -> Texts:
+    """`known` are the answers by the schemas' ids, so that one with many paths to it is looked at once."""
     schema = _resolved(schema, whole)
+    if id(schema) not in known:
+        known[id(schema)] = _texts_of_resolved(schema, whole, known)
+    return known[id(schema)]
+
+
+def _texts_of_resolved(schema: Schema, whole: Schema, known: dict[int, Texts]) -> Texts:
     if "enum" in schema or "const" in schema:
         kinds = {isinstance(each, str) for each in schema.get("enum", [schema.get("const")])}
     elif "type" in schema:
         kinds = {each == "string" for each in ([schema["type"]] if isinstance(schema["type"], str) else schema["type"])}
     elif options := schema.get("anyOf", schema.get("oneOf")):
-        found: set[Texts] = {texts_of(each, whole) for each in options}
+        found: set[Texts] = {_texts_of(each, whole, known) for each in options}
         return found.pop() if len(found) == 1 else "some"
     elif parts := schema.get("allOf"):
-        each_of = {texts_of(each, whole) for each in parts}
+        each_of = {_texts_of(each, whole, known) for each in parts}
         return "none" if "none" in each_of else "all" if "all" in each_of else "some"
     else:
         return "some"

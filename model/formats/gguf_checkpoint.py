@@ -16,7 +16,8 @@ from configs.schema import CALIBRATED_GGUF_TYPES, GgufType, ModelRecipe
 from model.formats.checkpoint_names import checkpoint_names
 from model.formats.gguf_types import FILE_TYPES, num_stored_bytes, quantize, stored_type
 from model.formats.gguf_vocabulary import Vocabulary, read_vocabulary
-from model.formats.hf_checkpoint import ROUTER_BIAS, open_safetensors, read_config, tensor_files
+from model.formats.hf_checkpoint import ROUTER_BIAS, read_config
+from model.formats.weight_files import open_safetensors, tensor_files
 from model.text.tokenizer_layout import END_TOKENS
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from configs.load import describe_problems
@@ -26,12 +24,11 @@ from configs.schema import ModelRecipe
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, stacked_name, wrong_shape
 from model.formats.safetensors_writer import write_safetensors
+from model.formats.weight_files import INDEX_FILE, SINGLE_FILE, open_safetensors, read_json, tensor_files, tensor_names
 
 CONFIG_FILE = "config.json"
 VOCABULARY_KEY = "vocabulary_sha256"
 """Of config.json: which token each id stands for. Checkpoints of other programs do not have it."""
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 ROUTER_BIAS = "e_score_correction_bias"
 _CONSTANTS = {"hidden_act": "silu", "attention_dropout": 0.0, "rope_scaling": None}
 """Keys of config.json that this architecture does not vary."""
@@ -136,7 +133,7 @@ def read_config(checkpoint_dir: Path) -> ModelRecipe:
     """The architecture of a checkpoint directory; what this code cannot run (another model type, rope scaling,
     quantized weights) is refused by name. transformers counts the MTP layer in config.json also where it left it out:
     the tensors decide."""
-    config = _read_json(checkpoint_dir / CONFIG_FILE)
+    config = read_json(checkpoint_dir / CONFIG_FILE)
     path = checkpoint_dir / CONFIG_FILE
     if config.get("model_type") != "glm4_moe":
         raise ValueError(
@@ -168,7 +165,7 @@ def read_config(checkpoint_dir: Path) -> ModelRecipe:
 
 def is_reward_model(checkpoint_dir: Path) -> bool:
     """Whether a directory's config.json says that it holds a reward model."""
-    return _read_json(checkpoint_dir / CONFIG_FILE).get("architectures") == [REWARD_MODEL]
+    return read_json(checkpoint_dir / CONFIG_FILE).get("architectures") == [REWARD_MODEL]
 
 
 def _lacks_mtp(checkpoint_dir: Path, num_hidden_layers: object) -> bool:
@@ -179,60 +176,12 @@ def _lacks_mtp(checkpoint_dir: Path, num_hidden_layers: object) -> bool:
     return not any(name.startswith(prefix) for name in tensor_names(checkpoint_dir))
 
 
-def tensor_names(checkpoint_dir: Path) -> set[str]:
-    """Names of the tensors of a checkpoint, of which only the index or the header is read."""
-    if (checkpoint_dir / INDEX_FILE).is_file():
-        return set(_read_json(checkpoint_dir / INDEX_FILE)["weight_map"])
-    with open_safetensors(checkpoint_dir / SINGLE_FILE) as file:
-        return set(file.keys())
-
-
 def canonical_config(checkpoint_dir: Path) -> dict[str, object]:
     """A directory's config.json with every key of the architecture at the top, as glm46 writes it; keys of other
     programs are kept."""
-    config = _read_json(checkpoint_dir / CONFIG_FILE)
+    config = read_json(checkpoint_dir / CONFIG_FILE)
     kept = {key: value for key, value in config.items() if key not in ("rope_parameters", "num_mtp_layers")}
     return dict(sorted((kept | read_config(checkpoint_dir).model_dump() | _CONSTANTS).items()))
-
-
-def _read_json(path: Path) -> dict:
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist: give a directory in the Hugging Face glm4_moe layout")
-    try:
-        return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): the file is damaged, copy it again") from error
-
-
-def tensor_files(checkpoint_dir: Path) -> dict[str, Path]:
-    """The file of every tensor, as the files themselves say; an index that disagrees with them is refused."""
-    index_path = checkpoint_dir / INDEX_FILE
-    if not index_path.is_file():
-        with open_safetensors(checkpoint_dir / SINGLE_FILE) as file:
-            return dict.fromkeys(file.keys(), checkpoint_dir / SINGLE_FILE)
-    weight_map: dict[str, str] = _read_json(index_path)["weight_map"]
-    paths: dict[str, Path] = {}
-    for file_name in sorted(set(weight_map.values())):
-        placed = {name for name, place in weight_map.items() if place == file_name}
-        with open_safetensors(checkpoint_dir / file_name) as file:
-            held = set(file.keys())
-        if differing := sorted(placed ^ (held & weight_map.keys())):
-            problem = "does not hold" if differing[0] in placed else "holds"
-            raise ValueError(f"{index_path}: {file_name} {problem} {differing[0]}: copy the checkpoint again")
-        paths |= dict.fromkeys(held, checkpoint_dir / file_name)
-    return paths
-
-
-@contextmanager
-def open_safetensors(path: Path) -> Iterator[safe_open]:
-    """Open one safetensors file; one that is missing or damaged is a ValueError naming it."""
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist: the checkpoint is incomplete, copy or write it again")
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or damaged ({error}): copy or write the checkpoint again") from error
 
 
 class CheckpointTensors:

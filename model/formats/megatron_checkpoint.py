@@ -40,6 +40,8 @@ from model.formats.hf_checkpoint import ROUTER_BIAS
 
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.")
 """The beginning of what an optimizer holds; a model with experts has one for them and one for the rest."""
+_VOCABULARY_KEYS = ("embedding.word_embeddings.weight", "output_layer.weight")
+"""Tensors with a row per token, which Megatron fills up to a multiple of --make-vocab-size-divisible-by."""
 ITERATION, LATEST_FILE = "iter_0000000", "latest_checkpointed_iteration.txt"
 _CONFIG = {
     "sharded_backend": "torch_dist",
@@ -234,7 +236,8 @@ class MegatronFiles:
     """The tensors of a `torch_dist` directory under checkpoint names; however its ranks divided them."""
 
     def __init__(self, path: Path, recipe: ModelRecipe, shapes: Mapping[str, torch.Size]) -> None:
-        """Raises ValueError where a tensor is missing, unexpected or of another shape."""
+        """Raises ValueError where a tensor is missing, unexpected or of another shape. Rows that fill up a vocabulary
+        are left out."""
         found = iteration_dir(path)
         assert found is not None, path
         self.directory, self.groups, self.shapes = found, recipe.num_key_value_heads, shapes
@@ -250,7 +253,7 @@ class MegatronFiles:
             raise ValueError(f"{found}: tensor {key} is {problem}: it is the checkpoint of another architecture")
         for key, tensor in self.tensors.items():
             held, wanted = tuple(stored[key].size), tuple(joined_shape(tensor, shapes))
-            if held != wanted:
+            if held != wanted and not (key in _VOCABULARY_KEYS and _is_filled_up(held, wanted)):
                 raise ValueError(f"{found}: {wrong_shape(key, held, wanted)}")
         self.places = {
             name: (key, number)
@@ -269,7 +272,7 @@ class MegatronFiles:
         if self._last is None or self._last[0] != place:
             rows = [self.shapes[each][0] for each in tensor.parts[number]]
             joined = self._read_part(key, number if tensor.has_experts else None)
-            self._last = place, _separated(joined, rows, tensor.join, self.groups)
+            self._last = place, _separated(joined[: sum(rows)], rows, tensor.join, self.groups)
         found = self._last[1][tensor.parts[number].index(name)].clone()
         assert found.shape == shape, (name, found.shape, shape)
         return found
@@ -300,6 +303,12 @@ class MegatronFiles:
         with open(self.directory / where.relative_path, "rb") as file:
             file.seek(where.offset)
             return torch.load(io.BytesIO(file.read(where.length)), weights_only=True, map_location="cpu")
+
+
+def _is_filled_up(held: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether rows were added up to the next multiple of a power of two: more are the vocabulary of another model."""
+    largest_power = held[0] & -held[0]
+    return held[1:] == wanted[1:] and 0 < held[0] - wanted[0] < largest_power
 
 
 def _is_weight(key: str) -> bool:

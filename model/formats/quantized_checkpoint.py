@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from configs.schema import CALIBRATED_FORMATS
 from model.formats.expert_coverage import expert_coverage
 from model.formats.quantized_tensors import WEIGHTS, QuantizedTensors, account_for, open_tensors
+from model.formats.weight_files import INDEX_FILE
 
 if TYPE_CHECKING:
     from configs.schema import QuantizedFormat
@@ -46,7 +47,7 @@ SCHEMES: dict[QuantizedFormat, str] = {
 }
 """The preset of compressed-tensors: e4m3 with a scale per output or per 128 x 128 block and activations scaled per
 token or group as they come; or 4-bit integers in groups of 128 inputs, symmetric, or with a zero point."""
-MTP_FILE, INDEX_FILE = "model-mtp.safetensors", "model.safetensors.index.json"
+MTP_FILE = "model-mtp.safetensors"
 MAX_SHARD_BYTES = 4 << 30
 COPIED_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 ROUTER, HEAD = r"re:.*\.mlp\.gate$", "lm_head"

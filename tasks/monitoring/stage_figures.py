@@ -6,8 +6,9 @@ from infra.step import Manifest
 from tasks.monitoring.metric_table import Figures
 from tasks.monitoring.stage_runs import StageRun
 
-ROWS = ("num_documents", "num_chats", "num_prompts", "num_rows")
-"""Names of counts in the records; the first that a record has is counted, with what the step dropped."""
+ROWS = ("num_documents", "num_chats", "num_prompts", "num_pairs", "num_rows")
+"""Names of counts in the records; the first that a record has is counted, with what the step dropped or
+rejected."""
 RUN_DIGITS = 12
 """Digits of a key in the label `run`, as the commands print them."""
 
@@ -29,12 +30,14 @@ def add_stage(figures: Figures, run: StageRun, manifest: Manifest) -> None:
 
 
 def rows_of(manifest: Manifest) -> int | None:
-    """Rows that a step read: those of its record and those that it dropped; None where its record counts none."""
+    """Rows that a step read: those of its record, and those that it dropped or rejected; None where its record counts
+    none."""
     record = manifest.record
     counted = next((record[name] for name in ROWS if name in record), None)
     if counted is None:
         return None
-    return counted + sum((record.get("dropped") or {}).values())
+    left_out = [record.get(name) or {} for name in ("dropped", "rejected")]
+    return counted + sum(sum(reasons.values()) for reasons in left_out)
 
 
 def add_evaluation(figures: Figures, run: StageRun, newest: Manifest, previous: Manifest | None) -> None:

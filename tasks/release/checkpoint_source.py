@@ -26,11 +26,11 @@ from model.formats.hf_checkpoint import (
     CheckpointTensors,
     canonical_config,
     is_reward_model,
-    open_safetensors,
     read_config,
     stored_dtype,
 )
 from model.formats.megatron_checkpoint import MegatronFiles, iteration_dir
+from model.formats.weight_files import open_safetensors
 from model.text.tokenizer_layout import END_TOKENS, vocabulary_sha256
 from tasks.training.state.tensor_sources import StateFiles, TensorSource
 

@@ -23,9 +23,10 @@ from configs.schema import Frozen, GgufType
 from infra.storage.store import hash_file
 from model.architecture.counts import count_parameters
 from model.formats.gguf_checkpoint import write_gguf
-from model.formats.hf_checkpoint import CONFIG_FILE, INDEX_FILE, mtp_copies, plan_shards, stored_dtype, write_checkpoint
+from model.formats.hf_checkpoint import CONFIG_FILE, mtp_copies, plan_shards, stored_dtype, write_checkpoint
 from model.formats.megatron_checkpoint import LATEST_FILE, write_megatron
 from model.formats.safetensors_writer import tensor_bytes, write_safetensors
+from model.formats.weight_files import INDEX_FILE
 from tasks.release.checkpoint_source import HANDOVER, HF, TOKENIZER_FILE, CheckpointSource, open_source
 from tasks.release.gguf_comparison import ConvertedTensors, compare_gguf, compare_served
 from tasks.training.import_checkpoint import checkpoint_files, imported_position

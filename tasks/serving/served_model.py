@@ -11,7 +11,8 @@ from pathlib import Path
 
 from configs.schema import ModelRecipe, Scale
 from infra.registry.model_registry import model_name
-from model.formats.hf_checkpoint import CONFIG_FILE, read_config, tensor_names
+from model.formats.hf_checkpoint import CONFIG_FILE, read_config
+from model.formats.weight_files import tensor_names
 from tasks.serving.planned_server import PlannedModel
 from tasks.serving.served_bytes import BFLOAT16
 

@@ -98,11 +98,7 @@ def train_phase(
     order = None if prompts is None else _order_prompts(prompts, tokenizer, recipe, pass_rates)
     if pairs is not None:
         refuse_too_few_pairs(recipe, pairs.record.num_training)
-    if recipe.adapter.kind != "none" and start is None:
-        raise ValueError(
-            f"phase {recipe.phase}: adapter.kind {recipe.adapter.kind} has no weights to adapt: start with "
-            f"`--from {recipe.phase} --start DIR`, or after a phase whose adapter.kind is none"
-        )
+    _refuse_missing_weights(recipe, start)
     refuse_foreign_inputs(
         recipe,
         tokenizer,
@@ -131,6 +127,14 @@ def train_phase(
     reads_chats = recipe.objective.kind in ("sft", "rejection_sampling", "distillation")
     is_chat_trained = reads_chats or (start is not None and start.record.is_chat_trained)
     return collect(job, tokenizer, is_chat_trained, order, output)
+
+
+def _refuse_missing_weights(recipe: TrainingRecipe, start: Artifact[TrainedCheckpoint] | None) -> None:
+    if recipe.adapter.kind != "none" and start is None:
+        raise ValueError(
+            f"phase {recipe.phase}: adapter.kind {recipe.adapter.kind} has no weights to adapt: start with "
+            f"`--from {recipe.phase} --start DIR`, or after a phase whose adapter.kind is none"
+        )
 
 
 def _order_prompts(

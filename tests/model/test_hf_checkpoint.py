@@ -249,6 +249,27 @@ def test_an_index_that_disagrees_with_its_files_is_refused(tmp_path: Path) -> No
         load_model(tmp_path)
 
 
+def test_a_single_file_beside_an_index_of_other_files_is_refused(tmp_path: Path) -> None:
+    """Which of the two is of an earlier model cannot be seen: transformers takes the file, vLLM the index."""
+    save(random_model(GLM46, seed=1), tmp_path, max_shard_bytes=100_000)
+    save(random_model(GLM46, seed=2), tmp_path)
+    with pytest.raises(ValueError, match=r"holds model\.safetensors and .*json, which names other files: remove"):
+        load_model(tmp_path)
+    with pytest.raises(ValueError, match="names other files"):
+        read_config(tmp_path)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    kept = load_model(tmp_path).state_dict()
+    assert all(tensor.equal(kept[name]) for name, tensor in random_model(GLM46, seed=2).state_dict().items())
+
+
+def test_an_index_that_names_the_single_file_is_read(tmp_path: Path) -> None:
+    names = load_file(save(random_model(GLM46), tmp_path) / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "model.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    kept = load_model(tmp_path).state_dict()
+    assert all(tensor.equal(kept[name]) for name, tensor in random_model(GLM46).state_dict().items())
+
+
 def test_a_lost_shard_and_a_foreign_config_are_named(tmp_path: Path) -> None:
     save(random_model(GLM46), tmp_path, max_shard_bytes=100_000)
     next(iter(sorted(tmp_path.glob("model-00002-*")))).unlink()

@@ -189,6 +189,9 @@ def test_stages_show_their_rows_verdicts_and_the_evaluation_before(watched):
     rows = {labels[1]: value for labels, value in shown["stage_rows"].items()}
     filtered = RECORDS["filtered"].model_dump()
     assert rows["filter_documents"] == filtered["num_documents"] + sum(filtered["dropped"].values())
+    assert rows["collect_chats"] == RECORDS["chats"].num_chats + sum(
+        sum(reasons.values()) for reasons in (RECORDS["chats"].dropped, RECORDS["chats"].rejected)
+    )
     assert {labels[1]: value for labels, value in shown["gate_accepted"].items()} == {"gate-sft": 0.0}
     of_phase = ("toy", "sft", "bits_per_byte")
     assert shown["evaluation_low"][of_phase] == 2.4 and shown["evaluation_previous_high"][of_phase] == 2.1

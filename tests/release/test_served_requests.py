@@ -251,6 +251,19 @@ def test_whether_values_are_strings_is_read_from_the_schema(schema, texts):
     assert texts_of(schema, {}) == texts
 
 
+def test_definitions_that_name_one_another_twice_are_looked_at_once():
+    """40 of them have 2 to the power of 40 paths from the first to the last."""
+    defined: dict = {
+        f"d{number}": {kind: [{"$ref": f"#/$defs/d{number + 1}"}] * 2}
+        for number, kind in enumerate(["anyOf", "oneOf"] * 20)
+    }
+    for last, texts in (({"type": "string"}, "all"), ({"type": "integer"}, "none")):
+        whole = {"properties": {"k": {"$ref": "#/$defs/d0"}}, "$defs": {**defined, "d40": last}}
+        assert texts_of(whole["properties"]["k"], whole) == texts
+        function = {"type": "function", "function": {"name": "f", "parameters": whole}}
+        assert required_call(asked_for("required") | {"tools": [function]}).parameters == {"f": whole}
+
+
 COLOUR = {"enum": ["red", "blue"]}
 
 

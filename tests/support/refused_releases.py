@@ -506,8 +506,8 @@ def leave(code: int) -> None:
     raise Left(code)
 
 
-def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """How the run of each of these candidates ended, by its name."""
+def replace_steps() -> None:
+    """Put the quick steps of this module in the places of those that compute."""
     import flows.assess_checkpoint
     import flows.assess_pairs
     import flows.assess_suite
@@ -516,12 +516,9 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
     import flows.quantize_model
     import flows.release_model
     import flows.train_phases
-    from flows.cli.serving.compare_formats import compare_formats
     from flows.quantize_model import NO_TEXTS
-    from infra.registry.model_registry import open_registry
     from tasks.data.sources.list_sources import SourceListing
 
-    prepared = replace(reported_data(store), contracts={})
     flows.full_pipeline.list_sources = lambda data, say, needed: SourceListing(())
     flows.assess_checkpoint.evaluate_checkpoint = evaluate_checkpoint
     flows.assess_suite.evaluate_suite = evaluate_suite
@@ -536,6 +533,17 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
     flows.train_phases.pack_pairs = pack_pairs
     flows.train_phases.train_phase = Step(train_phase, ("hf/*",), ("*.jsonl",), (), (), ())
     flows.cli.command._leave = leave
+
+
+def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """How the run of each of these candidates ended, by its name."""
+    import flows.cli.command
+    import flows.full_pipeline
+    from flows.cli.serving.compare_formats import compare_formats
+    from infra.registry.model_registry import open_registry
+
+    prepared = replace(reported_data(store), contracts={})
+    replace_steps()
     registry, ended = open_registry(home), {}
     numbers = {name: number for number, name in enumerate([*PROMOTED, *CASES, *LAST_WORK, *OVERTAKEN, "asked"])}
     digests = {}

@@ -15,6 +15,7 @@ import torch
 from configs.load import load_scale, scale_names
 from configs.schema import AdapterRecipe, PpoObjective, TrainingRecipe, TrainingResources
 from model.architecture.counts import count_parameters, count_trained, training_flops_per_token
+from model.architecture.grouped_linear import grouped_linear
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import to_checkpoint_tensors
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
@@ -303,6 +304,30 @@ def test_adapter_counts_equal_a_sum_over_the_matrices_of_a_built_model(model, ki
     assert count_trained(model, adapter).total(model) == expected
     everything = adapter.model_copy(update={"kind": "none"})
     assert count_trained(model, everything).total(model) == count_parameters(model).total
+
+
+@pytest.mark.parametrize("rank", [4, 8, 12, 16])
+def test_ranks_of_experts_that_torchs_grouped_product_refuses_are_refused_before(rank):
+    """On the meta device it makes the checks of a GPU's."""
+    scale = load_scale("air_lora")
+    phase = scale.phases[0]
+    adapter = {"kind": "lora", "rank": rank, "alpha": 8.0, "dropout": 0.0, "targets": ("attention", "routed_experts")}
+    recipe = scale.training_recipe(phase).model_copy(update={"adapter": AdapterRecipe(**adapter), "dtype": "bfloat16"})
+    with torch.device("meta"):
+        rows_RI, counts_E = torch.empty(32, 64, dtype=torch.bfloat16), torch.ones(4, dtype=torch.int32)
+        halves = [torch.empty(4, *shape, dtype=torch.bfloat16) for shape in ((rank, 64), (64, rank))]
+    try:
+        assert grouped_linear(grouped_linear(rows_RI, halves[0], counts_E), halves[1], counts_E).shape == (32, 64)
+        is_taken = True
+    except RuntimeError as error:
+        assert "multiple of 16 bytes" in str(error)
+        is_taken = False
+    on_gpu, on_cpu = (phase.resources.model_copy(update={"device": device}) for device in ("cuda", "cpu"))
+    named = f"adapter.rank {rank} on routed experts"
+    assert (named in "; ".join(unavailable_training(recipe, on_gpu))) is not is_taken
+    assert named not in "; ".join(unavailable_training(recipe, on_cpu))
+    beside = recipe.model_copy(update={"adapter": AdapterRecipe(**{**adapter, "targets": ("attention",)})})
+    assert named not in "; ".join(unavailable_training(beside, on_gpu))
 
 
 def test_memory_of_one_rank_is_the_whole_model_and_of_many_its_part():

@@ -7,6 +7,7 @@ an answer.
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 from typing import Any
 
@@ -15,6 +16,12 @@ from tasks.data.environments.task import Task
 
 KIND = "retail"
 STATUSES = ("pending", "shipped", "delivered", "cancelled")
+_STATUS = "|".join(STATUSES)
+_NOT_SAID = re.compile(
+    rf"(?:\bnot|n[\'\u2019]t|\bno longer|\bonly|\bneither|\bnor)(?: (?:be|been|yet))* (?:{_STATUS})\b"
+    rf"|\b(?:{_STATUS})(?: (?:and|or) (?:{_STATUS}))* orders\b|\bcannot be (?:{_STATUS})\b"
+)
+"""What an answer denies, or says of the shop's orders in general, is no status of the order."""
 ORDER = Parameter("order_id", "string", "For example W1042")
 TOOLS = (
     Tool(
@@ -43,14 +50,15 @@ Orders = dict[str, dict[str, Any]]
 
 
 def open_retail(expected: str) -> Environment:
-    """`expected` is JSON: `orders` before and `wanted` after, and the text `said` that the answer must have among the
-    STATUSES; empty where any answer will do."""
+    """`expected` is JSON: `orders` before and `wanted` after, and `said`, the one of STATUSES that the answer must
+    state; it is empty where any answer will do. "Shipped, not pending" states one."""
     task = json.loads(expected)
     orders: Orders = task["orders"]
     functions = {tool.name: (tool, function) for tool, function in zip(TOOLS, _functions(orders), strict=True)}
 
     def judge(answer: str) -> bool:
-        said = {status for status in STATUSES if status in answer.lower()}
+        stated = _NOT_SAID.sub("", answer.lower())
+        said = {status for status in STATUSES if status in stated}
         return orders == task["wanted"] and (not task["said"] or said == {task["said"]})
 
     return Environment(functions, judge)

@@ -38,10 +38,33 @@ BROKEN_ZIP = (
 """Exceptions of a damaged archive or member; UnicodeDecodeError: a name that is not UTF-8."""
 
 
+class _Utf8Stream(io.BufferedIOBase):
+    """UTF-16 with its mark as UTF-8, block by block; other bytes as they are. Only read1 is there."""
+
+    def __init__(self, stream: io.BufferedIOBase) -> None:
+        self._stream, self._ready, self._has_ended = stream, b"", False
+        while len(self._ready) < 2 and (more := stream.read1(2 - len(self._ready))):
+            self._ready += more
+        self.is_utf16 = self._ready.startswith(UTF16_MARKS)
+        self._decoder = codecs.getincrementaldecoder("utf-16")() if self.is_utf16 else None
+        if self._decoder is not None:
+            self._ready = self._decoder.decode(self._ready).encode()
+
+    def read1(self, size: int = BLOCK_BYTES, /) -> bytes:
+        while not self._ready and not self._has_ended:
+            block = self._stream.read1(size)
+            self._has_ended = not block
+            self._ready = block if self._decoder is None else self._decoder.decode(block, final=not block).encode()
+        taken, self._ready = self._ready[:size], self._ready[size:]
+        return taken
+
+
 def text_records(name: str, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
-    """A file as one record; where it is longer than a record may be, cut after the last line end that fits."""
-    stream, offset, rest = decompressed(name, file), 0, b""
+    """A file as one record; where it is longer than a record may be, cut after the last line end that fits. Sizes and
+    offsets are those of UTF-8, into which UTF-16 is changed first: cut between its bytes it would be no text."""
+    offset, rest = 0, b""
     try:
+        stream = _Utf8Stream(decompressed(name, file))
         while True:
             data, damage = _read_up_to(stream, max_record_bytes + 1 - len(rest))
             data = rest + data
@@ -56,6 +79,8 @@ def text_records(name: str, file: HashingReader, max_record_bytes: int) -> Itera
                 size, rest = _skip_line(stream, data)
                 yield too_long(name, offset, size, max_record_bytes)
                 offset += size
+    except UnicodeDecodeError as error:
+        yield rejection(name, offset, "not_utf8", error.reason)
     except GARBLED as error:
         yield rejection(name, offset, f"truncated_{codec_of(name)}", str(error))
 
@@ -149,11 +174,20 @@ def zip_records(name: str, address: str, digest: str, max_record_bytes: int) -> 
 
 
 def _member_record(archive: zipfile.ZipFile, member: zipfile.ZipInfo, source: str, max_record_bytes: int) -> Parsed:
-    if member.file_size > max_record_bytes:
-        return too_long(source, 0, member.file_size, max_record_bytes)
     try:
-        with archive.open(member) as stream:
-            return text_record(source, 0, stream.read(max_record_bytes))
+        with archive.open(member) as file:
+            assert isinstance(file, io.BufferedIOBase), file
+            stream = _Utf8Stream(file)
+            if member.file_size > max_record_bytes and not stream.is_utf16:
+                return too_long(source, 0, member.file_size, max_record_bytes)
+            data, damage = _read_up_to(stream, max_record_bytes + 1)
+            if damage:
+                return rejection(source, 0, "broken_zip", damage)
+            if len(data) > max_record_bytes:
+                return too_long(source, 0, member.file_size, max_record_bytes)
+            return text_record(source, 0, data)
+    except UnicodeDecodeError as error:
+        return rejection(source, 0, "not_utf8", error.reason)
     except BROKEN_ZIP as error:
         return rejection(source, 0, "broken_zip", str(error))
 

@@ -28,6 +28,7 @@ class ComparedScale(BaseModel):
     data: float
     personnel: float
     weights_bytes: int
+    """Of the last phase that leaves a language model; where all are reward models, of the last."""
     does_not_run: int
     """Phases that no engine can train or that have no code yet."""
 
@@ -111,6 +112,7 @@ def compare_plans(plans: list[Plan], servers: tuple[OfficialServer, ...] = ()) -
 
 
 def _column(plan: Plan) -> ComparedScale:
+    released = next((phase for phase in reversed(plan.phases) if phase.objective != "reward"), plan.phases[-1])
     return ComparedScale(
         name=plan.scale,
         parameters=plan.parameters.total,
@@ -122,6 +124,6 @@ def _column(plan: Plan) -> ComparedScale:
         kilowatt_hours=plan.cost.kilowatt_hours,
         data=plan.cost.data,
         personnel=plan.cost.personnel,
-        weights_bytes=plan.phases[-1].needs.weights_bytes,
+        weights_bytes=released.needs.weights_bytes,
         does_not_run=sum(bool(phase.impossible or phase.not_available) for phase in plan.phases),
     )

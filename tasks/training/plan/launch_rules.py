@@ -24,6 +24,8 @@ HEEDED_QUEUE = {
 BITSANDBYTES = "0.50.2"
 """The version that holds weights in 4 bits: exact, since it decides how they are rounded. Here, so that it enters the
 key of a phase by the code, although only qlora needs the package."""
+ALIGNED_BYTES = 16
+"""Of the rows that torch's grouped product takes on GPUs."""
 MODEL_AXES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 """Axes that divide the model or its rows."""
 
@@ -185,7 +187,19 @@ def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) ->
             f"expert_parallel {resources.expert_parallel} without routed_experts in adapter.targets: the engine "
             f"divides trained experts only. Add routed_experts, or set expert_parallel to 1"
         )
+    if _has_unaligned_rank(recipe, resources):
+        reasons.append(
+            f"adapter.rank {adapter.rank} on routed experts in bfloat16 with device cuda: the grouped "
+            f"product wants rows of {ALIGNED_BYTES} bytes or multiples. Set adapter.rank to a multiple of "
+            f"{ALIGNED_BYTES // 2}, or take routed_experts out of adapter.targets"
+        )
     return [*reasons, *impossible_dropout(recipe, resources)]
+
+
+def _has_unaligned_rank(recipe: TrainingRecipe, resources: TrainingResources) -> bool:
+    """Whether the product by A, whose rows have `rank` numbers, is no input of torch's grouped product."""
+    is_grouped = resources.device == "cuda" and "routed_experts" in recipe.adapter.targets
+    return is_grouped and recipe.dtype == "bfloat16" and recipe.adapter.rank * 2 % ALIGNED_BYTES != 0
 
 
 def untrainable_in_four_bits(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:

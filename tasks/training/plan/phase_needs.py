@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs.schema import PpoObjective, Prices, Scale, TrainingRecipe, TrainingResources
-from model.architecture.counts import count_parameters, count_trained
+from model.architecture.counts import count_parameters, count_trained, unembedding_saved
 from tasks.data.shards.token_shard import token_dtype
 from tasks.training.plan.machine import (
     HOST_COPY_BYTES_PER_SECOND,
@@ -20,11 +20,16 @@ from tasks.training.schedule.phase_steps import summarize_steps
 BFLOAT16_BYTES, FLOAT32_BYTES = 2, 4
 
 
-def state_bytes(recipe: TrainingRecipe) -> int:
+def num_trained(recipe: TrainingRecipe, *, is_critic: bool = False) -> int:
+    """Parameters that a phase trains; reward model and critic have a scalar head in place of the unembedding."""
+    saved = unembedding_saved(recipe.model) * (recipe.is_scored or is_critic)
+    return count_trained(recipe.model, recipe.adapter).total(recipe.model) - saved
+
+
+def state_bytes(recipe: TrainingRecipe, *, is_critic: bool = False) -> int:
     """Of one checkpoint of what is trained: master and momentum in float32, and the second moment of what AdamW
     updates: under Muon the embedding."""
-    counts = count_parameters(recipe.model)
-    trained = count_trained(recipe.model, recipe.adapter).total(recipe.model)
+    counts, trained = count_parameters(recipe.model), num_trained(recipe, is_critic=is_critic)
     if recipe.optimizer.kind == "adamw":
         return 12 * trained
     return 8 * trained + 4 * (counts.embeddings // 2) * (recipe.adapter.kind == "none")
@@ -43,8 +48,9 @@ def phase_needs(
     seconds_per_step = hours * 3600 / steps.num_steps
     state = state_bytes(recipe)
     if isinstance(recipe.objective, PpoObjective):
-        state += state_bytes(recipe.critic_recipe)
-    weights = (BFLOAT16_BYTES if recipe.dtype == "bfloat16" else FLOAT32_BYTES) * count_parameters(recipe.model).total
+        state += state_bytes(recipe.critic_recipe, is_critic=True)
+    num_weights = count_parameters(recipe.model).total - unembedding_saved(recipe.model) * recipe.is_scored
+    weights = (BFLOAT16_BYTES if recipe.dtype == "bfloat16" else FLOAT32_BYTES) * num_weights
     num_checkpoints = -(-steps.num_steps // resources.save_interval_steps)
     save_hours = failure_hours = num_failures = 0.0
     if step is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from configs.load import load_prices, load_suite
-from model.architecture.counts import count_parameters, count_trained, kv_cache_bytes_per_token, unembedding_saved
+from model.architecture.counts import count_parameters, kv_cache_bytes_per_token
 from tasks.data.readers.source_bytes import HUGGING_FACE
 from tasks.data.sources.remote_sources import dataset_and_file
 from tasks.training.plan.answer_batches import answer_cache_bytes
@@ -17,7 +17,7 @@ from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import H100, Machine
 from tasks.training.plan.measured import KEY_DIGITS, MeasuredPhase, flops_per_second, nearest, seconds_per_flop
 from tasks.training.plan.phase_flops import phase_flops_per_token
-from tasks.training.plan.phase_needs import phase_needs, scale_cost, smallest_world
+from tasks.training.plan.phase_needs import num_trained, phase_needs, scale_cost, smallest_world
 from tasks.training.plan.pipeline_stages import describe_stages
 from tasks.training.plan.planned import Plan, PlannedMemory, PlannedParameters, PlannedPhase
 from tasks.training.plan.planned_needs import size
@@ -106,16 +106,14 @@ def _plan_phase(
     if searches:
         needs = needs.model_copy(update={"smallest_world": smallest_world(recipe, resources)})
     memory = _memory(recipe, resources)
-    choice, no_choice = None, ""
-    if searches or impossible or memory.total > memory.available:
-        choice, no_choice = choose_setting(phase.name, recipe, resources, attended, machine, prices)
+    is_chosen = searches or impossible or memory.total > memory.available
+    chosen = choose_setting(phase.name, recipe, resources, attended, machine, prices) if is_chosen else (None, "")
     first_rate, peak_rate, last_rate = _learning_rates(recipe, steps)
     return PlannedPhase(
         name=recipe.phase,
         objective=recipe.objective.kind,
         adapter=recipe.adapter.kind,
-        trained_parameters=count_trained(recipe.model, recipe.adapter).total(recipe.model)
-        - unembedding_saved(recipe.model) * recipe.is_scored,
+        trained_parameters=num_trained(recipe),
         num_tokens=recipe.num_tokens,
         num_steps=steps.num_steps,
         sequence_length=recipe.sequence_length,
@@ -145,8 +143,8 @@ def _plan_phase(
         known_by=speed.known_by,
         measured_memory=0 if speed.run is None else speed.run.memory_bytes,
         needs=needs,
-        choice=choice,
-        no_choice=no_choice,
+        choice=chosen[0],
+        no_choice=chosen[1],
         rank_memory=memory,
         impossible=impossible,
         not_available=tuple(unavailable_training(recipe, resources)),

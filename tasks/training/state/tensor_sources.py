@@ -18,7 +18,8 @@ from torch import Tensor
 from configs.schema import ModelRecipe
 from model.architecture.adapters import LORA_B, MAGNITUDE
 from model.architecture.four_bit import FourBitMatrices
-from model.formats.hf_checkpoint import CheckpointTensors, open_safetensors
+from model.formats.hf_checkpoint import CheckpointTensors
+from model.formats.weight_files import open_safetensors
 
 SCORE = "score.weight"
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from infra.storage.store import hash_file
 from model.formats.adapter_files import ADAPTER_CONFIG, ADAPTER_FILE
-from model.formats.hf_checkpoint import open_safetensors
+from model.formats.weight_files import open_safetensors
 from tasks.training.state.adapter_export import BASE_FILE, KIND_KEY, PEFT_PREFIX, WEIGHTS_KEY
 from tasks.training.state.trained_checkpoint import WEIGHTS_SUFFIX, weights_sha256
 

@@ -55,6 +55,25 @@ def test_every_request_of_the_shop_has_one_right_end():
     assert min(kinds.values()) > 10
 
 
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [
+        ("order W1 is shipped, not pending", True),
+        ("It cannot be cancelled: it is shipped.", True),
+        ("It can't be cancelled, only pending orders can. It is shipped.", True),
+        ("Pending or delivered orders can be changed; this one has shipped.", True),
+        ("It is not shipped.", False),
+        ("It is not shipped but pending.", False),
+        ("It is shipped or pending.", False),
+        ("It is shipped and was cancelled.", False),
+    ],
+)
+def test_a_status_that_an_answer_denies_is_not_stated(answer, is_right):
+    order = {"email": "a@example.com", "items": ["lamp"], "address": "Mill Lane 1", "status": "shipped"}
+    expected = json.dumps({"orders": {"W1": order}, "wanted": {"W1": order}, "said": "shipped"})
+    assert OPENERS["retail"](expected).judge(answer) is is_right
+
+
 def test_the_shop_refuses_what_its_rules_forbid():
     orders = {
         "W1": {"email": "a@example.com", "items": ["lamp"], "address": "Mill Lane 1", "status": "shipped"},

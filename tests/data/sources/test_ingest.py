@@ -21,7 +21,7 @@ from tasks.data.readers.seen_keys import SeenKeys
 from tasks.data.readers.source_bytes import HashingReader
 from tasks.data.readers.source_records import LOST, _source_rows, read_sources
 from tasks.data.readers.table_records import record_of
-from tasks.data.readers.text_records import text_records
+from tasks.data.readers.text_records import text_records, zip_records
 from tasks.data.readers.wiki_dumps import wiki_pages
 from tasks.data.records.documents import document_id
 from tasks.data.sources.ingest_documents import ingest_documents, sampling_bounds
@@ -345,6 +345,28 @@ def test_a_long_text_is_cut_at_line_ends_and_joined_it_is_the_file(tmp_path):
         (5003, "z", ""),
     ]
     assert [record.reason for record in text_records("x.txt", HashingReader(io.BytesIO(b"y" * 1000)), 1000)] == [""]
+
+
+@pytest.mark.parametrize("codec", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf16_is_cut_like_the_same_text_in_utf8(codec):
+    text = "".join(f"Zeile {number}: Größe\n" for number in range(2000))
+    mark = "" if codec == "utf-16" else "\ufeff"
+    for bound in (1000, len(text.encode())):
+        read = [
+            list(text_records("x.txt", HashingReader(io.BytesIO(data)), bound))
+            for data in (text.encode(), (mark + text).encode(codec))
+        ]
+        assert read[0] == read[1] and {record.reason for record in read[1]} == {""}
+    broken = (mark + text).encode(codec) + b"\x00"
+    assert [record.reason for record in text_records("x.txt", HashingReader(io.BytesIO(broken)), 10**6)] == ["not_utf8"]
+
+
+@pytest.mark.parametrize(("bound", "reason"), [(400, ""), (399, "record_too_long")])
+def test_a_utf16_member_of_an_archive_is_as_long_as_its_utf8(tmp_path, bound, reason):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("a.txt", ("x" * 400).encode("utf-16"))
+    (record,) = zip_records("x.zip", str(tmp_path / "x.zip"), "", bound)
+    assert (record.text, record.reason) == ("x" * 400 if not reason else None, reason)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from configs.load import load_scale
 from configs.schema import PairEvaluationRecipe, PairPackingRecipe, Waypoint
 from infra.step import Output, Record, step
-from model.formats.hf_checkpoint import tensor_names
+from model.formats.weight_files import tensor_names
 from tasks.data.packing.pack_pairs import pack_pairs
 from tasks.data.records.documents import document_id
 from tasks.evaluation.evaluate_pairs import evaluate_pairs

@@ -6,10 +6,13 @@ import json
 import re
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from configs.load import load_prices, load_scale
+from configs.schema import Scale
 from flows.cli.command import app
+from model.architecture.transformer import Glm4Moe
 from tasks.training.plan.choose_setting import choose_setting
 from tasks.training.plan.compare_plans import compare_plans
 from tasks.training.plan.machine import H100, H800, HOURS_TO_FAILURE, MEMORY_USED, RESTART_SECONDS
@@ -83,6 +86,51 @@ def test_the_fewest_gpus_of_s4s_recipes_are_those_of_the_docs(recipe, configured
     assert phase.resources.num_ranks == int(configured)
     assert smallest_world(scale.training_recipe(phase), phase.resources) == int(number)
     assert (phase.resources.offload_optimizer == "cpu") == (offloaded == "the optimizer on the host")
+
+
+def with_reward_model_last(optimizer: str = "muon") -> Scale:
+    """micro with its phases in another order: a reward model is a branch, which may be the last of the list."""
+    scale = load_scale("micro")
+    phases = []
+    for phase in sorted(scale.phases, key=lambda each: not each.recipe.trains_language_model):
+        changed = phase.recipe.optimizer.model_copy(update={"kind": optimizer})
+        recipe = phase.recipe.model_copy(update={"optimizer": changed})
+        phases.append(phase.model_copy(update={"recipe": recipe}))
+    return scale.model_copy(update={"phases": tuple(phases)})
+
+
+@pytest.mark.parametrize(("optimizer", "moment_bytes"), [("adamw", 12), ("muon", 8)])
+def test_a_reward_models_state_and_weights_are_those_of_its_tensors(optimizer, moment_bytes):
+    scale = with_reward_model_last(optimizer)
+    recipe = scale.training_recipe(scale.phases[-1])
+    assert recipe.is_scored
+    with torch.device("meta"):
+        tensors = Glm4Moe(recipe.model, is_scored=True).state_dict()
+    total = sum(tensor.numel() for tensor in tensors.values())
+    embedding = tensors["model.embed_tokens.weight"].numel()
+    needs = plan_training(scale).phases[-1].needs
+    assert needs.state_bytes == moment_bytes * total + (4 * embedding if optimizer == "muon" else 0)
+    assert needs.weights_bytes == 4 * total
+
+
+def test_the_state_of_a_ppo_phase_is_that_of_two_models_one_of_which_has_a_scalar_head():
+    scale = load_scale("recipes/micro_alignment")
+    recipe = scale.training_recipe(scale.phases[-1])
+    assert recipe.optimizer.kind == "muon"
+    expected = 0
+    with torch.device("meta"):
+        for model in (Glm4Moe(recipe.model), Glm4Moe(recipe.critic_recipe.model, is_scored=True)):
+            embedding = model.model.embed_tokens.weight.numel()
+            expected += 8 * sum(tensor.numel() for tensor in model.state_dict().values()) + 4 * embedding
+    assert plan_training(scale).phases[-1].needs.state_bytes == expected
+
+
+def test_weights_side_by_side_are_those_of_the_language_model():
+    plan = plan_training(with_reward_model_last())
+    compared = compare_plans([plan])
+    language = [phase for phase in plan.phases if phase.objective != "reward"]
+    assert plan.phases[-1].objective == "reward"
+    assert compared.scales[0].weights_bytes == language[-1].needs.weights_bytes > plan.phases[-1].needs.weights_bytes
 
 
 def test_scales_side_by_side_end_with_the_official_weights():
