@@ -60,6 +60,7 @@ from configs.schema.phases import PhaseRecipe, PhaseSection, SolutionRecipe, Tra
 from configs.schema.policy_objectives import (
     MIN_TOKEN_CLIP,
     DifficultyRecipe,
+    DynamicTemperature,
     EpisodeRecipe,
     ImportanceRecipe,
     MismatchRecipe,
@@ -149,6 +150,7 @@ __all__ = [
     "DistillationObjective",
     "Domain",
     "DpoObjective",
+    "DynamicTemperature",
     "EnvironmentName",
     "EpisodeRecipe",
     "EvaluationRecipe",

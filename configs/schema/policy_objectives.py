@@ -101,6 +101,21 @@ class DifficultyRecipe(Frozen):
         return self
 
 
+class DynamicTemperature(Frozen):
+    """When the temperature of the sampling rises in a phase (report, section 3.2): where rewards stop rising, answers
+    become alike and teach nothing."""
+
+    window_steps: int = Field(gt=0)
+    """Steps whose mean reward is compared with that of as many steps before them."""
+    min_gain: float = Field(ge=0)
+    """A mean reward that rose by less has stopped rising: the temperature is multiplied by factor."""
+    max_drop: float = Field(ge=0)
+    """A mean reward that fell by more in the window after a rise: the temperature goes back to the one before, for the
+    rest of the phase (report: 1 %, of held-out prompts)."""
+    factor: float = Field(gt=1)
+    max_temperature: float = Field(gt=0)
+
+
 def refuse_long_turns(episodes: EpisodeRecipe, max_new_tokens: int) -> None:
     """Raises ValueError where one turn may be longer than all turns together."""
     if episodes.max_turn_tokens > max_new_tokens:
@@ -147,6 +162,7 @@ class PolicyObjective(Frozen):
     """Size of a group: answers per prompt."""
     max_new_tokens: int = Field(gt=0)
     temperature: float = Field(gt=0)
+    """Of the sampling, and of all probabilities of the loss; with dynamic_temperature that of the first steps."""
     enable_thinking: bool
     """Whether the prompt asks for reasoning in <think>."""
     clip_low: float = Field(gt=0, lt=1)
@@ -180,6 +196,8 @@ class PolicyObjective(Frozen):
     max_constant_steps: int = Field(gt=0)
     """Steps in a row in which no group has two different rewards, after which training stops: nothing can be learned
     from them."""
+    dynamic_temperature: DynamicTemperature | None
+    """null: the temperature stays."""
     rollouts: Literal["in_process", "sglang", "vllm"]
     """Who samples answers. sglang, vllm: the server resources.rollout_server of this kind, which reads the weights of
     each step from the phase's work directory (tasks/training/policy/served_engine.py); its draws are its own, so a
@@ -202,6 +220,12 @@ class PolicyObjective(Frozen):
                 f"({self.max_new_tokens}): lower the first or raise the second"
             )
         refuse_long_turns(self.episodes, self.max_new_tokens)
+        rule = self.dynamic_temperature
+        if rule is not None and rule.max_temperature <= self.temperature:
+            raise ValueError(
+                f"dynamic_temperature.max_temperature ({rule.max_temperature:g}) must exceed temperature "
+                f"({self.temperature:g}), where it begins: raise the first, or set dynamic_temperature to null"
+            )
         if self.kind == "ppo" and self.max_refills:
             raise ValueError(
                 f"max_refills is {self.max_refills} with kind ppo, which learns from groups of equal rewards too: set "

@@ -27,6 +27,7 @@ REWARD_PARTS = {
 }
 PARTS_OF_SOME = {
     "entropy_estimate": "nats per token, by sampled tokens",
+    "temperature": "temperature of the sampling",
     "reward_score": "score of the reward model",
     "reference_kl": "nats per token from the reference",
     "explained_variance": "variance of the returns that the critic explains",

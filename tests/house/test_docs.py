@@ -129,7 +129,8 @@ def test_figures_of_the_notes_are_the_plans():
     full, scaled = plan_training(load_scale("full")).phases[:5], plan_training(load_scale("scaled_down")).phases[:5]
     assert f"{sum(phase.training_flops for phase in full):.1e}".replace("e+", "e") in text
     derived = plan_training(load_scale("full"), H800).phases[:5]
-    assert f"{sum(phase.hours for phase in derived):,.0f} hours" in text
+    assert f"`glm46 plan full --machine h800` derives {sum(phase.hours for phase in derived):,.0f} hours" in text
+    assert f"with the links of H100 {sum(phase.hours for phase in full):,.0f} hours" in text
     assert f"{sum(phase.hours for phase in scaled):.0f} hours as derived" in text
     at_forty = [sum(phase.hours * phase.mfu / 0.4 for phase in each) for each in (full, scaled)]
     assert f"{at_forty[0]:.0f} hours" in text and f"{at_forty[1]:.0f} hours at 40 %" in text

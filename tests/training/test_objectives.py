@@ -47,6 +47,7 @@ GRPO = {
     "difficulty": None,
     "episodes": {"max_turns": 3, "max_turn_tokens": 4, "max_observation_chars": 100, "tool_seconds": {"others": 60.0}},
     "max_constant_steps": 3,
+    "dynamic_temperature": None,
     "rollouts": "in_process",
     "reward_model": None,
 }

@@ -150,6 +150,15 @@ def test_table_and_trace_of_the_profiled_step_are_evidence(recorded):
     assert any("mm" in name for name in names)
 
 
+def test_the_trace_has_shapes_memory_and_lines_of_python(recorded):
+    """As the infrastructure guide (S2) profiles: record_shapes, profile_memory, with_stack."""
+    artifact = recorded[0]
+    events = json.loads(artifact.path("profile/trace.json").read_text())["traceEvents"]
+    assert any(event.get("args", {}).get("Input Dims") for event in events if event.get("cat") == "cpu_op")
+    assert any(event.get("name") == "[memory]" for event in events)
+    assert any("training_step.py" in event.get("name", "") for event in events if event.get("cat") == "python_function")
+
+
 def test_weights_and_biases_without_package_or_key_is_refused(monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     refuse_missing_tracker(RESOURCES.model_copy(update={"wandb": "offline"}))

@@ -26,6 +26,7 @@ from tasks.training.parallel.trainable import Trainable
 from tasks.training.plan.answer_batches import answers_at_once
 from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, target_log_probabilities
 from tasks.training.policy.critic import Estimates, estimate_advantages, token_values
+from tasks.training.policy.dynamic_temperature import step_temperature
 from tasks.training.policy.episodes import episode_metrics
 from tasks.training.policy.frozen_models import open_frozen, score_answers
 from tasks.training.policy.policy import policy_updates, refuse_mismatch
@@ -154,6 +155,7 @@ class PolicyData:
     def read(self, plan: StepPlan, position: Position) -> StepData:
         size, step = self.objective.samples_per_prompt, position.step + 1
         started, seconds = time.perf_counter(), dict.fromkeys(SAMPLING_PARTS, 0.0)
+        self._set_temperature(position)
         rollouts = self._sample(plan, position, seconds)
         seconds["rollout_seconds"] = time.perf_counter() - started - sum(seconds.values())
         device = self.model.lm_head.weight.device
@@ -175,8 +177,17 @@ class PolicyData:
         refilled = Counter(rollout.prompt.domain for rollout in rollouts[plan.num_rows :: size])
         played = [rollout.episode for rollout in rollouts if rollout.episode is not None]
         updates.metrics.update(episode_metrics(played), **seconds, refilled_groups=float(refilled.total()))
+        updates.metrics["temperature"] = self.objective.temperature
         described = describe_groups(rollouts, size, LOGGED_GROUPS, step)
         return StepData(first, later, updates.critic, updates.metrics, described, dict(refilled))
+
+    def _set_temperature(self, position: Position) -> None:
+        """Let the step's sampling and loss have the temperature of its position."""
+        assert position.policy is not None, position
+        configured = self.job.recipe.objective
+        assert isinstance(configured, PolicyObjective), configured
+        temperature = step_temperature(configured, position.policy.mean_rewards)
+        self.objective = configured.model_copy(update={"temperature": temperature})
 
     def _sample(self, plan: StepPlan, position: Position, seconds: dict[str, float]) -> list[Rollout]:
         """The step's answers, also those to further prompts, the same on all ranks. Adds to `seconds` what the engine's
@@ -185,6 +196,7 @@ class PolicyData:
         engine, size = self._engine(plan, position.step + 1), self.objective.samples_per_prompt
         seconds["weight_sync_seconds"] += time.perf_counter() - started
         refilled = Counter(self._refilled(position))
+        recipe = self.job.recipe.model_copy(update={"objective": self.objective})
 
         def sample(prompts: Sequence[Prompt], first_group: int) -> list[Rollout]:
             share = share_of(len(prompts), self.ranks)
@@ -192,7 +204,7 @@ class PolicyData:
                 engine,
                 self.tokenizer,
                 prompts[share],
-                self.job.recipe,
+                recipe,
                 self.job.eos_token_ids,
                 position.step + 1,
                 None if self.reward_model is None else self._score,

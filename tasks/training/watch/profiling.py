@@ -48,6 +48,9 @@ class StepProfiler:
         self._forward = io.StringIO()
         self._tracer = (
             torch.profiler.profile(
+                record_shapes=True,
+                profile_memory=True,
+                with_stack=True,
                 schedule=torch.profiler.schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self._profile.steps, repeat=1),
                 on_trace_ready=self._write_trace,
             )

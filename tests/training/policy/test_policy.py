@@ -49,6 +49,7 @@ OBJECTIVE = PolicyObjective(
     difficulty=None,
     episodes=EpisodeRecipe(max_turns=1, max_turn_tokens=4, max_observation_chars=100, tool_seconds={"others": 60.0}),
     max_constant_steps=5,
+    dynamic_temperature=None,
     rollouts="in_process",
     reward_model=None,
 )
