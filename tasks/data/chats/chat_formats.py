@@ -74,6 +74,12 @@ def _message_lists(record: Record) -> list[list[Message]]:
     raise MalformedChatError("no_conversation", f"fields are {', '.join(sorted(map(str, record)))}")
 
 
+def role_of(turn: Record) -> str | None:
+    """The role of a turn, in whatever way a file names it; None for an unknown one."""
+    name = turn.get("role", turn.get("from"))
+    return ROLES.get(name.lower()) if isinstance(name, str) else None
+
+
 def _unframed(prompt: str) -> tuple[str, str]:
     """(instruction, input) of a prompt in the frame; any other prompt is the instruction."""
     begins, gives, ends = FRAME
