@@ -205,6 +205,8 @@ def _message(number: int, given: object) -> Message:
         called = [_value(part) for part, kind in zip(parts, kinds, strict=True) if kind == "tool_call"]
         called += [turn[key] for key in ("tool_calls", "function_call") if turn.get(key)]
         message["tool_calls"] = [call for value in called for call in _calls(number, value)]
+        if turn.get("weight") == 0:
+            message["is_trained"] = False
     return message
 
 
@@ -283,8 +285,8 @@ def _from_json(value: object) -> Any:
 
 
 def _checked(messages: list[Message]) -> list[Message]:
-    """Join neighbouring assistant turns, leave out systems that say nothing, and cut what follows the last answer.
-    Raises MalformedChatError for missing calls, results or answers."""
+    """Join neighbouring assistant turns, leave out systems that say nothing, and cut what follows the last answer
+    that is trained on. Raises MalformedChatError for missing calls, results or answers."""
     joined: list[Message] = []
     for message in messages:
         if message["role"] == "system" and not message["content"].strip():
@@ -293,7 +295,8 @@ def _checked(messages: list[Message]) -> list[Message]:
             joined[-1] = _join(joined[-1], message)
         else:
             joined.append(message)
-    answers = [number for number, message in enumerate(joined) if _says_or_calls(message)]
+    trained = [message.get("is_trained", True) and _says_or_calls(message) for message in joined]
+    answers = [number for number, is_answer in enumerate(trained) if is_answer]
     if not answers or not any(message["role"] == "user" for message in joined[: answers[-1]]):
         raise MalformedChatError("no_answer", f"roles are {', '.join(message['role'] for message in joined)}")
     kept = joined[: answers[-1] + 1]
@@ -321,4 +324,8 @@ def _join(before: Message, message: Message) -> Message:
     """Join two turns of the assistant: a text and the call that follows it, or several calls."""
     texts = {key: "\n\n".join(filter(None, (before.get(key), message.get(key)))) for key in ("content", "reasoning")}
     calls = [*before.get("tool_calls", ()), *message.get("tool_calls", ())]
-    return {"role": "assistant", "content": texts["content"], "reasoning": texts["reasoning"], "tool_calls": calls}
+    joined: Message = {"role": "assistant", "content": texts["content"], "reasoning": texts["reasoning"]}
+    joined["tool_calls"] = calls
+    if not (before.get("is_trained", True) and message.get("is_trained", True)):
+        joined["is_trained"] = False
+    return joined

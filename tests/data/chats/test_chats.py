@@ -221,6 +221,20 @@ def test_every_format_becomes_the_same_messages(name):
     assert summary(record) == [expected]
 
 
+def test_an_answer_of_weight_0_is_read_and_not_trained_on():
+    marked = turns(("user", "q"), ("assistant", "bad"), ("user", "r"), ("assistant", "good"), ("user", "s"))
+    marked[1]["weight"], marked[3]["weight"] = 0, 1
+    ((messages, _),) = conversations_of({"messages": [*marked, {"role": "assistant", "content": "cut", "weight": 0}]})
+    assert [message["content"] for message in messages] == ["q", "bad", "r", "good"]
+    segments = render_to_train(messages, [])
+    assert "".join(segment.text for segment in segments if segment.is_trained) == "\ngood<|user|>"
+    unmarked: list[dict] = [{key: part for key, part in message.items() if key != "is_trained"} for message in messages]
+    both = render_to_train(unmarked, [])  # pyright: ignore[reportArgumentType]
+    assert "".join(segment.text for segment in segments) == "".join(segment.text for segment in both)
+    with pytest.raises(MalformedChatError, match="no_answer"):
+        conversations_of({"messages": marked[:2]})
+
+
 def test_a_record_with_several_instances_gives_several_conversations():
     record = {"instruction": "q", "instances": [{"input": "", "output": "a"}, {"input": "i", "output": "b"}]}
     assert summary(record) == [ASKED, plain(("user", "q\n\ni"), ("assistant", "b"))]
