@@ -31,6 +31,8 @@ class Message(TypedDict):
     reasoning: NotRequired[str]
     """What an assistant thought before its content; Jinja calls it `reasoning_content`, as servers do."""
     tool_calls: NotRequired[Sequence[ToolCall]]
+    is_trained: NotRequired[bool]
+    """False for an assistant's turn that is only read, which files mark by `weight: 0`."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +140,9 @@ def render(
     if tools:
         described = "".join(json.dumps(tool, ensure_ascii=False) + "\n" for tool in tools)
         segments += [*_template(TOOLS_BEFORE), Segment(described, False, False), *_template(TOOLS_AFTER)]
-    before = ""
+    before, closes_turn = "", False
     for number, message in enumerate(messages):
         role = message["role"]
-        closes_turn = before == "assistant"
         if role == "assistant":
             segments += _assistant_turn(message, is_current=number > last_user, enable_thinking=enable_thinking)
         elif role == "tool":
@@ -158,7 +159,7 @@ def render(
         else:
             assert role == "system", role
             segments += [*_template("<|system|>"), Segment("\n" + message["content"], False, False)]
-        before = role
+        before, closes_turn = role, role == "assistant" and message.get("is_trained", True)
     if add_generation_prompt:
         segments += _template("<|assistant|>" if enable_thinking else "<|assistant|>\n<think></think>")
     return segments
@@ -238,26 +239,27 @@ def _special_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def _assistant_turn(message: Message, *, is_current: bool, enable_thinking: bool) -> list[Segment]:
-    writes_thinking = is_current and enable_thinking
+    is_trained = message.get("is_trained", True)
+    writes_thinking = is_current and enable_thinking and is_trained
     reasoning, content = message.get("reasoning", "").strip() if is_current else "", message["content"].strip()
     segments = [
         *_template("<|assistant|>"),
         *_template("\n<think>", writes_thinking),
         Segment(reasoning, False, writes_thinking),
         *_template("</think>", writes_thinking),
-        Segment("\n" + content if content else "", False, True),
+        Segment("\n" + content if content else "", False, is_trained),
     ]
     for call in message.get("tool_calls", ()):
-        segments += [*_template("\n<tool_call>", True), Segment(call["name"] + "\n", False, True)]
+        segments += [*_template("\n<tool_call>", is_trained), Segment(call["name"] + "\n", False, is_trained)]
         for key, value in call["arguments"].items():
             written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             segments += [
-                *_template("<arg_key>", True),
-                Segment(key, False, True),
-                *_template("</arg_key>\n<arg_value>", True),
+                *_template("<arg_key>", is_trained),
+                Segment(key, False, is_trained),
+                *_template("</arg_key>\n<arg_value>", is_trained),
             ]
-            segments += [Segment(written, False, True), *_template("</arg_value>\n", True)]
-        segments += _template("</tool_call>", True)
+            segments += [Segment(written, False, is_trained), *_template("</arg_value>\n", is_trained)]
+        segments += _template("</tool_call>", is_trained)
     return [segment for segment in segments if segment.text]
 
 

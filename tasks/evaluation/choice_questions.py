@@ -15,8 +15,9 @@ from pathlib import PurePosixPath
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
-from tasks.data.prompts.benchmark_records import PARQUET, record_lines
+from tasks.data.prompts.benchmark_records import record_lines
 from tasks.data.prompts.published_layouts import LacksError, in_form_of_kind
+from tasks.data.readers.record_lines import TABLES
 from tasks.data.records.documents import document_id
 from tasks.evaluation.items import CHOICE
 from tasks.evaluation.suite import Question
@@ -37,7 +38,7 @@ def questions_from_files(files: Iterable[SourceFile], num_questions: int) -> lis
     """Questions of the files with role `evaluation`, an even share of every file that holds some, within a file those
     of smallest hash."""
     ranked: list[tuple[int, str, Question]] = []
-    tables = [file for file in files if file.role == "evaluation" and file.format in ("jsonl", PARQUET)]
+    tables = [file for file in files if file.role == "evaluation" and file.format in TABLES]
     for file, benchmark in zip(tables, _benchmarks([file.name for file in tables]), strict=True):
         questions = _file_questions(file, benchmark)
         smallest = heapq.nsmallest(num_questions, ((order_hash(q.item_id), q.item_id, q) for q in questions))

@@ -22,6 +22,17 @@ from tests.support.training_inputs import make_toy_tokenizer
 
 ASKED = [{"role": "user", "content": "Hi"}]
 YES, NO = {"role": "assistant", "content": "Yes."}, {"role": "assistant", "content": "No."}
+BRIEF = {"role": "system", "content": "Be brief."}
+COMPARED = {
+    "PKU-SafeRLHF": ({"prompt": "Hi", "response_0": "No.", "response_1": "Yes."}, "better_response_id", 1, 0, None),
+    "HelpSteer2": ({"prompt": "Hi", "response_1": "Yes.", "response_2": "No."}, "preference_strength", -2, 2, 0),
+    "HelpSteer3": ({"context": ASKED, "response1": "Yes.", "response2": "No."}, "overall_preference", -1, 3, 0),
+    "SHP": ({"history": "Hi", "human_ref_A": "Yes.", "human_ref_B": "No."}, "labels", 1, 0, None),
+    "arena": (
+        {"conversation_a": [*ASKED, YES], "conversation_b": [*ASKED, NO]}, "winner", "model_a", "model_b", "tie"
+    ),
+}  # fmt: skip
+"""The record, its verdict's field, and the verdicts for the good answer, for the other, and for neither."""
 TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
 
 
@@ -36,6 +47,10 @@ TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
         ({"chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, 1),
         ({"system": "Be brief.", "chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, 2),
         ({"chosen": f"{TALK}Yes.", "rejected": f"{TALK}No."}, 3),
+        ({"prompt": TALK, "chosen": " Yes.", "rejected": " No."}, 3),
+        ({"prompt": "Hi", "messages": [*ASKED, YES], "chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, 1),
+        ({"prompt": "Hi", "chosen": [BRIEF, *ASKED, YES], "rejected": [BRIEF, *ASKED, NO]}, 2),
+        ({"prompt": "Hi", "chosen": [*ASKED, NO, *ASKED, YES], "rejected": [*ASKED, NO, *ASKED, NO]}, 3),
         ({"instruction": "Hi", "input": "", "output": ["Yes.", "No."]}, 1),
         ({"instruction": "Hi", "input": "", "output": "Yes.", "chosen": "Yes.", "rejected": "No."}, 1),
         (
@@ -54,6 +69,17 @@ def test_every_layout_gives_a_prompt_and_two_answers(record, num_turns):
     assert len(pair.prompt) == num_turns and pair.prompt[-1]["role"] == "user"
 
 
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_verdict_chooses_the_preferred_answer(name):
+    record, field, right, wrong, neither = COMPARED[name]
+    pair, reversed_pair = pair_of({**record, field: right}), pair_of({**record, field: wrong})
+    assert (pair.chosen["content"], pair.rejected["content"]) == ("Yes.", "No.")
+    assert (reversed_pair.chosen, reversed_pair.rejected) == (pair.rejected, pair.chosen)
+    assert [message["content"] for message in pair.prompt] == ["Hi"]
+    with pytest.raises(MalformedChatError, match="no_preference"):
+        pair_of({**record, field: neither})
+
+
 def test_the_input_of_an_instruction_is_asked_with_it():
     pair = pair_of({"instruction": "Edit.", "input": "He go.", "chosen": "He goes.", "rejected": "He went."})
     assert pair.prompt[0]["content"] == "Edit.\n\nHe go."
@@ -64,6 +90,7 @@ def test_the_input_of_an_instruction_is_asked_with_it():
     [
         ({"text": "Hi"}, "no_pair"),
         ({"prompt": "Hi", "chosen": "Yes."}, "no_pair"),
+        ({"prompt": "Hi", "response_1": "Yes.", "response_2": "No."}, "no_pair"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": "Yes."}, "equal_answers"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": " "}, "no_answer"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": None}, "no_answer"),
@@ -134,6 +161,7 @@ def collected(tmp_path_factory):
         {"prompt": "Hi", "chosen": "Yes.", "rejected": "Yes."},
         {"prompt": "Hi", "chosen": "Yes.", "rejected": ""},
         {"text": "Hi"},
+        {"prompt": "Hi", "response_1": "Yes.", "response_2": "No.", "preference_strength": 0},
         {"prompt": "Hi", "chosen": "Mail anna.smith@gmail.com", "rejected": "Mail bob.jones@gmail.com"},
         {"prompt": "Hi", "chosen": "Yes. " * 4000, "rejected": "No."},
     ]
@@ -143,7 +171,7 @@ def collected(tmp_path_factory):
 
 def test_each_reason_drops_its_pair_and_leaves_its_neighbour(collected, tmp_path):
     record = collected.record
-    assert record.dropped == {"equal_answers": 1, "exact_duplicate": 1, "too_long": 1}
+    assert record.dropped == {"equal_answers": 1, "exact_duplicate": 1, "no_preference": 1, "too_long": 1}
     assert record.rejected == {"equal_answers": 1, "no_answer": 1, "no_pair": 1}
     assert (record.num_sources, record.num_pairs, record.pairs_by_collection) == (1, 40, {"pairs.jsonl": 40})
     contract = ContractRecipe(name="preferences")

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tasks.data.chats.chat_formats import MalformedChatError, conversations_of
 from tasks.data.privacy.masked_chats import NUMBER_KINDS, mask_chats
 from tasks.data.privacy.personal_data import COUNT_COLUMNS, KINDS
-from tasks.data.readers.json_lines import MAX_LINE_BYTES, JsonLine, json_lines
+from tasks.data.readers.json_lines import JsonLine
+from tasks.data.readers.record_lines import record_lines
 from tasks.data.readers.source_bytes import ChangedSourceError, HashingReader, is_listed, open_source
-from tasks.data.readers.table_records import parquet_lines
 from tasks.data.records.documents import CHAT_COLUMNS, arrow_schema, content_digest, document_id
 
 if TYPE_CHECKING:
@@ -70,24 +70,14 @@ def source_rows(
     try:
         with open_source(source["path"], source["sha256"]) as raw:
             hashing = HashingReader(raw)
-            for line in _lines(source, hashing):
+            address = (source["format"], source["name"], source["path"], source["sha256"])
+            for line in record_lines(*address, hashing):
                 yield from line_rows(source, line)
             is_same = is_listed(hashing, source["sha256"])
     except ChangedSourceError:
         is_same = False
     if not is_same:
         yield empty(source, 0, stream=CHANGED)
-
-
-def _lines(source: Row, file: HashingReader) -> Iterator[JsonLine]:
-    if source["format"] == "jsonl":
-        yield from json_lines(source["name"], file)
-    elif source["format"] == "parquet":
-        yield from parquet_lines(
-            source["name"], source["path"], source["sha256"], MAX_LINE_BYTES, lambda names: (names, "")
-        )
-    else:
-        yield JsonLine(0, None, "unsupported_format", source["format"] or "no format")
 
 
 def _line_rows(source: Row, line: JsonLine) -> Iterator[Row]:

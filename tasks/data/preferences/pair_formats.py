@@ -2,15 +2,17 @@
 
 It reads `chosen` and `rejected`: answers to a `prompt`, an `instruction` + `input`, `conversations` or `messages`;
 whole conversations with a shared beginning, as lists of messages or as transcripts ("\\n\\nHuman: ...\\n\\nAssistant:
-..."); and `instruction` with two `output`s, the better one first. The functions are pure and work per record.
+..."); `instruction` with two `output`s, the better one first; and two answers beside a field that says which is better
+(COMPARISONS). The functions are pure and work per record.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.data.chats.chat_formats import MalformedChatError, conversations_of
+from tasks.data.chats.chat_formats import MalformedChatError, conversations_of, role_of
 
 if TYPE_CHECKING:
     from model.text.chat_template import Message
@@ -18,6 +20,32 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 TRANSCRIPT_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 TRANSCRIPT_ROLES = {"Human": "user", "Assistant": "assistant"}
+NO_PREFERENCE = "no_preference"
+"""Reason of a comparison that ended in a tie."""
+
+
+class Comparison(NamedTuple):
+    """Records with two answers, and a verdict on them."""
+
+    first: str
+    second: str
+    verdict: str
+    prefers_first: Callable[[Any], bool | None]
+    """Whether the verdict is for the first answer; None for a tie."""
+
+
+def _is_negative(strength: Any) -> bool | None:
+    return strength < 0 if isinstance(strength, int | float) and strength else None
+
+
+COMPARISONS = (
+    Comparison("response_0", "response_1", "better_response_id", {0: True, 1: False}.get),
+    Comparison("response_1", "response_2", "preference_strength", _is_negative),
+    Comparison("response1", "response2", "overall_preference", _is_negative),
+    Comparison("human_ref_A", "human_ref_B", "labels", {1: True, 0: False}.get),
+    Comparison("conversation_a", "conversation_b", "winner", {"model_a": True, "model_b": False}.get),
+)
+"""The layouts of PKU-SafeRLHF, HelpSteer2, HelpSteer3, SHP and Chatbot Arena."""
 
 
 class Pair(NamedTuple):
@@ -45,15 +73,21 @@ def _answers(record: Record) -> tuple[object, object]:
     outputs = record.get("output")
     if isinstance(outputs, list) and len(outputs) == 2:
         return outputs[0], outputs[1]
+    for first, second, verdict, prefers_first in COMPARISONS:
+        if {first, second, verdict} <= record.keys():
+            is_first = prefers_first(record[verdict])
+            if is_first is None:
+                raise MalformedChatError(NO_PREFERENCE, f"{verdict} is {record[verdict]!r}")
+            return (record[first], record[second]) if is_first else (record[second], record[first])
     raise MalformedChatError("no_pair", f"fields are {', '.join(sorted(map(str, record)))}")
 
 
 def _conversation(record: Record, answer: object) -> tuple[list[Message], list[Record]]:
     """The whole conversation that ends with this answer."""
-    lists = (record[key] for key in ("conversations", "messages", "prompt") if isinstance(record.get(key), list))
+    lists = (record[key] for key in ("conversations", "messages", "prompt", "context") if _is_turns(record.get(key)))
     asked = next(lists, _asked(record))
     if isinstance(answer, list):
-        turns = answer if _begins_with(answer, asked) else [*asked, *answer]
+        turns = answer if _is_whole(answer) else [*asked, *answer]
     elif isinstance(answer, str):
         turns = [*asked, {"role": "assistant", "content": answer}] if asked else _transcript(answer)
     else:
@@ -65,14 +99,22 @@ def _conversation(record: Record, answer: object) -> tuple[list[Message], list[R
     return messages, tools
 
 
-def _begins_with(answer: list[object], turns: list[Record]) -> bool:
-    return answer[: len(turns)] == turns
+def _is_turns(value: object) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _is_whole(answer: list[Any]) -> bool:
+    """Whether a list of turns is a whole conversation: it begins with who asks, not with the answer. Then what else the
+    record has, such as its last question as `prompt` or the preferred conversation as `messages`, is in it already."""
+    return bool(answer) and isinstance(answer[0], dict) and role_of(answer[0]) in ("system", "user")
 
 
 def _asked(record: Record) -> list[Record]:
-    """The user's turn of a record with `prompt` or `instruction` + `input`; none where it has neither."""
-    for key in ("prompt", "instruction", "question"):
+    """The turns of a record with `prompt` or `instruction` + `input`; none where it has neither."""
+    for key in ("prompt", "instruction", "question", "input", "history"):
         if isinstance(record.get(key), str) and record[key].strip():
+            if record[key].strip().startswith("Human:") and record[key].rstrip().endswith("Assistant:"):
+                return _transcript(record[key].strip())[:-1]
             given = record.get("input") if key == "instruction" else None
             parts = [record[key].strip(), given.strip() if isinstance(given, str) else ""]
             return [{"role": "user", "content": "\n\n".join(filter(None, parts))}]
@@ -92,7 +134,7 @@ def _transcript(text: str) -> list[Record]:
 
 def _answers_in_text(turn: object) -> bool:
     """Whether a turn is the assistant's and says something."""
-    if not isinstance(turn, dict) or turn.get("role", turn.get("from")) not in ("assistant", "gpt"):
+    if not isinstance(turn, dict) or role_of(turn) != "assistant":
         return False
     said = turn.get("content", turn.get("value"))
     return bool(said.strip()) if isinstance(said, str) else bool(said or turn.get("tool_calls"))

@@ -28,7 +28,7 @@ from tasks.data.chats.chat_records import (
     strings_of,
     to_json,
 )
-from tasks.data.preferences.pair_formats import Pair, pair_of
+from tasks.data.preferences.pair_formats import NO_PREFERENCE, Pair, pair_of
 from tasks.data.privacy.masked_chats import NUMBER_KINDS, mask_chats
 from tasks.data.readers.json_lines import JsonLine
 from tasks.data.records.documents import PAIR_COLUMNS, arrow_schema, content_digest, document_id, sampling_hash
@@ -104,7 +104,8 @@ def _line_rows(source: Row, line: JsonLine) -> Iterator[Row]:
     try:
         yield _pair_row(identity, pair_of(line.record))
     except MalformedChatError as error:
-        yield _empty(source, line.offset, stream=REJECTED, reason=error.reason, detail=error.detail)
+        stream = DROPPED if error.reason == NO_PREFERENCE else REJECTED
+        yield _empty(source, line.offset, stream=stream, reason=error.reason, detail=error.detail)
     except (UnicodeEncodeError, TypeError) as error:
         yield _empty(source, line.offset, stream=REJECTED, reason="not_utf8", detail=str(error)[:200])
 

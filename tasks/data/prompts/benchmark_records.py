@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tasks.data.readers.json_lines import MAX_LINE_BYTES, JsonLine, json_lines
+from tasks.data.readers.json_lines import JsonLine
+from tasks.data.readers.record_lines import record_lines as lines_of
 from tasks.data.readers.source_bytes import HashingReader, decompressed, open_source
-from tasks.data.readers.table_records import parquet_lines
 
 if TYPE_CHECKING:
     from tasks.data.sources.list_sources import SourceFile
 
 Record = Mapping[str, Any]
-PARQUET = "parquet"
 ARTICLE = re.compile(r"^ = [^=\n]+ = $", re.MULTILINE)
 """First line of an article in WikiText: each is an item. What comes before the first is one, and so is another plain
 text."""
@@ -45,9 +44,6 @@ def _articles(file: SourceFile) -> list[Record]:
 
 
 def record_lines(file: SourceFile) -> Iterator[JsonLine]:
-    """The records of a table or of JSON lines in their order, one at a time; a broken one has a reason."""
-    if file.format == PARQUET:
-        yield from parquet_lines(file.name, file.path, file.sha256, MAX_LINE_BYTES, lambda names: (names, ""))
-        return
+    """The records of a file in their order, one at a time; a broken one has a reason."""
     with open_source(file.path, file.sha256) as raw:
-        yield from json_lines(file.name, HashingReader(raw))
+        yield from lines_of(file.format, file.name, file.path, file.sha256, HashingReader(raw))

@@ -17,7 +17,8 @@ from tasks.data.problems.environment_tasks import TASK_SOURCE
 from tasks.data.problems.synthesize_problems import PROMPT_SOURCE
 from tasks.data.prompts.document_searches import document_search_rows
 from tasks.data.prompts.prompt_records import READERS, UnusablePromptError, prompt_of
-from tasks.data.readers.json_lines import JsonLine, json_lines
+from tasks.data.readers.json_lines import JsonLine
+from tasks.data.readers.record_lines import record_lines
 from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
 from tasks.data.records.documents import AGENTIC, document_id, sampling_hash
 from tasks.data.seeds.problem_kinds import CODE, DOMAIN_OF_KIND, EXACT, SAFETY
@@ -126,7 +127,7 @@ def _file_rows(file: SourceFile, recipe: PromptRecipe, refuted: dict[str, str], 
     """Rows of PROMPTS or, with a reason, of REJECTED; `asked` are the prompts before, and is extended."""
     with open_source(file.path, file.sha256) as raw:
         hashing = HashingReader(raw)
-        for line in json_lines(file.name, hashing):
+        for line in record_lines(file.format, file.name, file.path, file.sha256, hashing):
             row = _row(file, line)
             if "reason" not in row and file.kind == CODE and row["id"] in refuted:
                 row = _rejected(row, refuted[row["id"]])

@@ -24,9 +24,10 @@ from tasks.data.environments.repository_tests import name_of
 from tasks.data.problems.refusals import HARMFUL, HARMLESS, expected_behaviour
 from tasks.data.prompts.constraints import constraint_problem
 from tasks.data.prompts.function_calls import ExpectedCall
+from tasks.data.prompts.published_layouts import LacksError, in_form_of_kind
 from tasks.data.readers.json_lines import is_deep
 from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, SAFETY, TOOLS
-from tasks.data.seeds.seed_problems import asked_question, code_parts, code_question, math_parts
+from tasks.data.seeds.seed_problems import asked_question, code_parts, code_question, math_parts, only_question
 
 Given = Mapping[str, Any]
 LABELS = {HARMFUL: HARMFUL, HARMLESS: HARMLESS, "unsafe": HARMFUL, "safe": HARMLESS}
@@ -58,6 +59,10 @@ class CheckablePrompt:
 
 def prompt_of(kind: str, record: Given) -> CheckablePrompt:
     """Raises UnusablePromptError."""
+    try:
+        record = in_form_of_kind(kind, record)
+    except LacksError as error:
+        raise UnusablePromptError("no_answer") from error
     question, tools, answer = READERS[kind](record)
     tools = signatures(ENVIRONMENT_TOOLS[kind]) if kind in ENVIRONMENT_TOOLS else tools
     if not question.strip():
@@ -99,7 +104,7 @@ def _choice(record: Given) -> tuple[str, str, str]:
 
 def _constraints(record: Given) -> tuple[str, str, str]:
     """IFEval's fields: `prompt`, `instruction_id_list`, and `kwargs` with a mapping for each."""
-    names, given = record.get("instruction_id_list"), record.get("kwargs")
+    names, given = record.get("instruction_id_list"), _parsed(record.get("kwargs"))
     if not isinstance(names, list) or not isinstance(given, list) or len(names) != len(given) or not names:
         raise UnusablePromptError("no_answer")
     wanted = []
@@ -116,7 +121,11 @@ def _constraints(record: Given) -> tuple[str, str, str]:
 def _tools(record: Given) -> tuple[str, str, str]:
     question, tools = tool_request(record)
     truth = record.get("ground_truth")
-    calls = _accepted_calls(truth) if isinstance(truth, list) else _exact_calls(_parsed(record.get("answer")))
+    calls = (
+        _accepted_calls(truth)
+        if isinstance(truth, list)
+        else _exact_calls(_parsed(record.get("answer", record.get("answers"))))
+    )
     return question, tools, canonical_json(calls) if calls else ""
 
 
@@ -206,13 +215,10 @@ def _exact_values(accepted: object) -> list[object]:
 
 def _only_turn(given: object) -> str:
     """The question of BFCL's turns of messages, where it is one turn of one user."""
-    turn = given[0] if isinstance(given, list) and len(given) == 1 else None
-    message = turn[0] if isinstance(turn, list) and len(turn) == 1 else None
-    is_asked = isinstance(message, dict) and message.get("role") == "user" and isinstance(message.get("content"), str)
-    if not is_asked:
+    question = only_question(given[0]) if isinstance(given, list) and len(given) == 1 else ""
+    if not question:
         raise UnusablePromptError("not_one_question")
-    assert isinstance(message, dict)
-    return message["content"]
+    return question
 
 
 def _parsed(value: object) -> Any:

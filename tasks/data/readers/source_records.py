@@ -22,7 +22,7 @@ from tasks.data.readers.source_bytes import (
     is_listed,
     open_source,
 )
-from tasks.data.readers.table_records import HTML_LINES, json_records, parquet_records
+from tasks.data.readers.table_records import HTML_LINES, JSON, json_records, parquet_records
 from tasks.data.readers.text_records import html_file, package_record, text_records, topic_records, zip_records
 from tasks.data.readers.web_archives import archive_pages
 from tasks.data.readers.wiki_dumps import wiki_pages
@@ -37,7 +37,7 @@ UNREADABLE, LOST = "unreadable", "lost"
 """LOST: its `offset` is the number of stored bytes after a damage that ends the reading of a file."""
 BATCH_CHARS = 8_000_000
 BATCH_ROWS = 4000
-RECORD_FORMATS = ("jsonl", "repository_files", "commits", HTML_LINES)
+RECORD_FORMATS = ("jsonl", JSON, "repository_files", "commits", HTML_LINES)
 
 Source = dict[str, Any]
 """A row of tasks/data/sources/source_frame.py. A dictionary, as Arrow gives it: there is one per file, not per

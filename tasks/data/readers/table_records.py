@@ -1,4 +1,4 @@
-"""Reads records with fields: JSON lines and Parquet. Runs in executors: imports no Spark."""
+"""Reads records with fields: JSON lines, JSON arrays and Parquet. Runs in executors: imports no Spark."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.readers.json_lines import JsonLine, json_lines
+from tasks.data.readers.json_objects import json_objects
 from tasks.data.readers.parsed_records import Parsed, rejection
 from tasks.data.readers.source_bytes import BLOCK_BYTES, HashingReader, open_source
 from tasks.data.records.documents import CODE, COMMIT, HTML, JSON_RECORD, PLAIN
@@ -21,14 +22,17 @@ ORIGIN_FIELDS = ("id", "url", "uri", "licence", "license", "lang", "repo", "repo
 BATCH_ROWS = 64
 """Rows of a Parquet file in memory at once: few, since a web page can have a megabyte."""
 HTML_LINES = "html_jsonl"
+JSON = "json"
+"""A JSON array of records, or records one after the other."""
 
 Row = dict[str, Any]
 """A record of a user's file, which may hold any fields, or the row of its source."""
 
 
 def json_records(source: Row, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
-    """The records of a file of JSON lines; `offset` is the line's first byte, decompressed."""
-    for line in json_lines(source["name"], file, max_record_bytes):
+    """The records of a file of JSON lines or of a JSON array; `offset` is the first byte of each, decompressed."""
+    read = json_objects if source["format"] == JSON else json_lines
+    for line in read(source["name"], file, max_record_bytes):
         if line.record is None:
             yield rejection(source["name"], line.offset, line.reason, line.detail)
         else:

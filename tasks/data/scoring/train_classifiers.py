@@ -15,7 +15,7 @@ import numpy as np
 from configs.files.stored_files import StoredFile, given_file
 from data_contracts.toxicity_sentences import HARMLESS, TOXIC
 from infra.step import Output, Progress, Record, canonical_json, step
-from tasks.data.readers.json_lines import json_lines
+from tasks.data.readers.record_lines import record_lines
 from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
 from tasks.data.scoring.classifier_training import (
     ORDINARY,
@@ -149,7 +149,7 @@ def _labelled_texts(file: SourceFile) -> list[tuple[str, str]]:
     labelled = []
     with open_source(file.path, file.sha256) as raw:
         reader = HashingReader(raw)
-        for line in json_lines(file.name, reader):
+        for line in record_lines(file.format, file.name, file.path, file.sha256, reader):
             where = f"{file.name}, byte {line.offset}"
             if line.record is None:
                 raise ValueError(

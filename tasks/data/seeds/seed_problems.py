@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infra.step import canonical_json
-from tasks.data.readers.json_lines import json_lines
+from tasks.data.readers.record_lines import record_lines
 from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
 from tasks.data.records.documents import document_id
 from tasks.data.sandbox.code_sandbox import PASSED, UNVERIFIABLE, isolation, judge_solution
 from tasks.data.seeds.code_answers import program_of
-from tasks.data.seeds.math_answers import answers_agree, false_annotations, final_answer
+from tasks.data.seeds.math_answers import answers_agree, boxed_answers, false_annotations, final_answer
 from tasks.data.seeds.problem_kinds import CODE, MATH
 
 if TYPE_CHECKING:
     from tasks.data.sources.list_sources import SourceFile
 
-QUESTION_FIELDS = ("question", "problem", "quiz", "instructions", "text", "prompt", "query")
-ANSWER_FIELDS = ("solution_text", "answer", "Answer")
+QUESTION_FIELDS = ("question", "problem", "quiz", "instructions", "text", "prompt", "query", "Problem", "Question")
+ANSWER_FIELDS = ("solution_text", "answer", "Answer", "expected_answer", "final_answer", "answer_number")
 GSM_MARK = "####"
 
 
@@ -63,7 +63,7 @@ def read_seeds(files: Sequence[SourceFile]) -> list[Seed]:
 def _file_seeds(file: SourceFile) -> Iterator[Seed]:
     with open_source(file.path, file.sha256) as raw:
         hashing = HashingReader(raw)
-        for line in json_lines(file.name, hashing):
+        for line in record_lines(file.format, file.name, file.path, file.sha256, hashing):
             seed = None if line.record is None else _seed(file, line.offset, line.record)
             if seed is not None:
                 yield seed
@@ -99,7 +99,15 @@ def asked_question(record: Mapping[str, Any]) -> str:
     """The question of a record; empty where it has none."""
     if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
         return f"{record['Body'].rstrip('. ')}. {record['Question']}"
-    return next((record[name] for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
+    asked = next((record[name] for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
+    return asked or only_question(record.get("prompt"))
+
+
+def only_question(turns: object) -> str:
+    """The question of a list of messages, where it is one turn of one user; else empty."""
+    message = turns[0] if isinstance(turns, list) and len(turns) == 1 else None
+    is_asked = isinstance(message, dict) and message.get("role") == "user" and isinstance(message.get("content"), str)
+    return message["content"] if isinstance(message, dict) and is_asked else ""
 
 
 def code_question(question: str, tests: str, module: str) -> str:
@@ -108,14 +116,19 @@ def code_question(question: str, tests: str, module: str) -> str:
 
 
 def math_parts(record: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(final answer, worked solution, ""); empty where the record has none."""
-    given = next((record[name] for name in ANSWER_FIELDS if isinstance(record.get(name), (str, int, float))), "")
+    """(final answer, worked solution, ""); empty where the record has none. The answer may be that of `reward_model`,
+    as in data for verl, or in the last box of a solution, as in MATH."""
+    rewarded = record.get("reward_model")
+    fields = {**record, "ground_truth": rewarded.get("ground_truth") if isinstance(rewarded, dict) else None}
+    names = (*ANSWER_FIELDS, "ground_truth")
+    given = next((fields[name] for name in names if isinstance(fields.get(name), (str, int, float))), "")
     answer = f"{given:.15g}" if isinstance(given, float) else str(given)
     if GSM_MARK in answer:
         solution, _, answer = answer.rpartition(GSM_MARK)
         return answer.strip(), solution.strip(), ""
-    solution = record.get("solution")
-    return answer.strip(), solution if isinstance(solution, str) else "", ""
+    solution = record["solution"] if isinstance(record.get("solution"), str) else ""
+    boxes = [] if answer.strip() else boxed_answers(solution)
+    return (boxes[-1] if boxes else answer).strip(), solution, ""
 
 
 def code_parts(record: Mapping[str, Any]) -> tuple[str, str, str]:

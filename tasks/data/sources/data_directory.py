@@ -18,7 +18,9 @@ from functools import partial
 from configs.strict_yaml import MAX_BYTES, read_yaml
 from tasks.data.readers.git_trees import GIT_COMMITS, GIT_DIRECTORY
 from tasks.data.readers.issue_threads import ISSUES
+from tasks.data.readers.record_lines import TABLES
 from tasks.data.readers.source_bytes import GARBLED, HashingReader, decompressed, open_source, stem_of
+from tasks.data.readers.table_records import JSON
 from tasks.data.records.documents import CODE, COMMIT, ISSUE
 from tasks.data.sources.globs import Glob
 from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot
@@ -34,6 +36,7 @@ GIT = "git"
 FORMATS = (
     "text",
     "jsonl",
+    JSON,
     "parquet",
     "html",
     "html_jsonl",
@@ -45,46 +48,17 @@ FORMATS = (
     ISSUES,
     GIT,
 )
-CHAT_FORMATS = ("jsonl", "parquet")
 DOMAINS = ("web", "multilingual", "code", "commit", "issue", "math", "medical", "financial", "synthetic")
 PATCH_SUFFIXES = (".patch", ".diff")
 ENTRY_KEYS = ("files", "role", "format", "domain", "lang", "text", "kind", "label", "licence", "commits")
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 CODE_SUFFIXES = (
-    ".py",
-    ".pyi",
-    ".c",
-    ".h",
-    ".cc",
-    ".cpp",
-    ".hpp",
-    ".java",
-    ".js",
-    ".jsx",
-    ".ts",
-    ".tsx",
-    ".go",
-    ".rs",
-    ".rb",
-    ".php",
-    ".cs",
-    ".swift",
-    ".kt",
-    ".scala",
-    ".sh",
-    ".sql",
-    ".r",
-    ".jl",
-    ".lua",
-    ".pl",
-    ".hs",
-    ".ml",
-    ".ex",
-    ".erl",
+    ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".java", ".js", ".jsx", ".ts", ".tsx", ".go", ".rs", ".rb",
+    ".php", ".cs", ".swift", ".kt", ".scala", ".sh", ".sql", ".r", ".jl", ".lua", ".pl", ".hs", ".ml", ".ex", ".erl",
     ".clj",
-)
+)  # fmt: skip
 PATTERN_FORMATS = (
-    (r".*\.jsonl", "jsonl"),
+    (r".*\.(?:jsonl|ndjson)", "jsonl"),
     (r".*\.parquet", "parquet"),
     (r".*\.html?", "html"),
     (r".*\.(?:warc|arc|wet|warc\.wet)", "web_archive"),
@@ -273,7 +247,7 @@ def _parse_entry(path: str, number: int, entry: object) -> RoleEntry:
 
 
 def _with_format(entry: RoleEntry, name: str, manifest: str) -> RoleEntry:
-    form = entry.format or format_of(name)
+    form = entry.format or format_of(name) or ("" if entry.role in ("pretrain", "reference") else _record_format(name))
     if not form and entry.role in TEXT_ROLES:
         raise ValueError(
             f"{manifest}: {name} has role {entry.role}, but its ending names no format: add `format: "
@@ -300,6 +274,11 @@ def format_of(name: str) -> str:
     return "text" if stem == name.lower() and stem.endswith((*CODE_SUFFIXES, *PATCH_SUFFIXES)) else ""
 
 
+def _record_format(name: str) -> str:
+    """`.json` in a role of records; as text to train on, it is settings more often than documents."""
+    return JSON if name.lower().endswith(".json") else ""
+
+
 def _domain_by_suffix(name: str) -> str:
     suffixes = {CODE: CODE_SUFFIXES, COMMIT: PATCH_SUFFIXES}
     return next((domain for domain, endings in suffixes.items() if name.lower().endswith(endings)), "web")
@@ -309,7 +288,9 @@ def _roles_by_suffix(root: SourceRoot, names: list[str], needed: str) -> list[tu
     role, assigned = "sft" if needed == "sft" else "pretrain", []
     for name in names:
         form, tree = format_of(name), root.tree_of(name)
-        if role == "sft" and form not in CHAT_FORMATS:
+        if role == "sft" and len(names) == 1:
+            form = form or _record_format(name)
+        if role == "sft" and form not in TABLES:
             continue
         if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
             group = name.split("/")[0] if "/" in name else "*"

@@ -113,9 +113,9 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
         )
     if needed == "sft" and not any(file.role in ("sft", "prompts") for file in files):
         raise ValueError(
-            f"{data} holds no conversations{root.note}: name a .jsonl (one conversation per line) or .parquet file, or "
-            f"a directory of such files (.gz, .bz2 and .zst are read as well), or give files the role sft in its "
-            f"{MANIFEST_NAME}"
+            f"{data} holds no conversations{root.note}: name a .jsonl (one conversation per line), .json (an array of "
+            "them) or .parquet file, or a directory of .jsonl and .parquet files (.gz, .bz2 and .zst are read as "
+            f"well), or give files the role sft in its {MANIFEST_NAME}"
         )
     if needed == "pretrain" and not any(file.role == needed for file in files):
         raise ValueError(

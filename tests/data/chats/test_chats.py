@@ -145,6 +145,72 @@ FORMATS = {
         },
         [("user", "q", "", []), ("assistant", "a", "", [CALL, CALL])],
     ),
+    "parts of servers": (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "input_text", "text": "q"}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "r"},
+                        {"type": "output_text", "text": "a"},
+                        {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}},
+                    ],
+                },
+            ]
+        },
+        [("user", "q", "", []), ("assistant", "a", "r", [CALL])],
+    ),
+    "function and its result": (
+        {
+            "messages": [
+                *turns(("user", "q")),
+                {"role": "assistant", "content": "a", "function_call": {"name": "f", "arguments": '{"x": 1}'}},
+                {"role": "function", "name": "f", "content": {"y": 2}},
+                *turns(("assistant", "b")),
+            ]
+        },
+        [("user", "q", "", []), ("assistant", "a", "", [CALL]), *plain(("tool", '{"y": 2}'), ("assistant", "b"))],
+    ),
+    "results in another order than their calls": (
+        {
+            "messages": [
+                *turns(("user", "q")),
+                {"role": "assistant", "content": None, "tool_calls": [{"id": "1", **CALL}, {"id": "2", **CALL}]},
+                {"role": "tool", "tool_call_id": "2", "content": "second"},
+                {"role": "tool", "tool_call_id": "1", "content": "first"},
+                *turns(("assistant", "a")),
+            ]
+        },
+        [
+            ("user", "q", "", []),
+            ("assistant", "", "", [CALL, CALL]),
+            *plain(("tool", "first"), ("tool", "second"), ("assistant", "a")),
+        ],
+    ),
+    "developer": (
+        {"messages": turns(("developer", "s"), ("User", "q"), ("model", "a"))},
+        [*plain(("system", "s")), *ASKED],
+    ),
+    "empty system": ({"messages": turns(("system", ""), ("user", "q"), ("assistant", "a"))}, ASKED),
+    "messages as text": ({"messages": json.dumps(turns(("user", "q"), ("assistant", "a")))}, ASKED),
+    "history before an instruction": (
+        {"system": "s", "history": [["q", "a"]], "instruction": "b", "input": "", "output": "c"},
+        [*plain(("system", "s")), *ASKED, *plain(("user", "b"), ("assistant", "c"))],
+    ),
+    "empty history": ({"history": [], "instruction": "q", "output": "a"}, ASKED),
+    "context": ({"instruction": "q", "context": "i", "response": "a"}, plain(("user", "q\n\ni"), ("assistant", "a"))),
+    "completion": ({"prompt": "q", "completion": "a"}, ASKED),
+    "prompt and completion of messages": (
+        {"prompt": turns(("user", "q")), "completion": turns(("assistant", "a"))},
+        ASKED,
+    ),
+    "question and response": (
+        {"system_prompt": "s", "question": "q", "response": "a"},
+        [*plain(("system", "s")), *ASKED],
+    ),
+    "query": ({"query": "q", "response": "a"}, ASKED),
+    "input and output": ({"input": "q", "output": "a"}, ASKED),
     "cut behind the last answer": ({"messages": turns(("user", "q"), ("assistant", "a"), ("user", "b"))}, ASKED),
 }
 
@@ -153,6 +219,20 @@ FORMATS = {
 def test_every_format_becomes_the_same_messages(name):
     record, expected = FORMATS[name]
     assert summary(record) == [expected]
+
+
+def test_an_answer_of_weight_0_is_read_and_not_trained_on():
+    marked = turns(("user", "q"), ("assistant", "bad"), ("user", "r"), ("assistant", "good"), ("user", "s"))
+    marked[1]["weight"], marked[3]["weight"] = 0, 1
+    ((messages, _),) = conversations_of({"messages": [*marked, {"role": "assistant", "content": "cut", "weight": 0}]})
+    assert [message["content"] for message in messages] == ["q", "bad", "r", "good"]
+    segments = render_to_train(messages, [])
+    assert "".join(segment.text for segment in segments if segment.is_trained) == "\ngood<|user|>"
+    unmarked: list[dict] = [{key: part for key, part in message.items() if key != "is_trained"} for message in messages]
+    both = render_to_train(unmarked, [])  # pyright: ignore[reportArgumentType]
+    assert "".join(segment.text for segment in segments) == "".join(segment.text for segment in both)
+    with pytest.raises(MalformedChatError, match="no_answer"):
+        conversations_of({"messages": marked[:2]})
 
 
 def test_a_record_with_several_instances_gives_several_conversations():
@@ -179,6 +259,12 @@ MALFORMED = {
     "broken_tools": {"tools": "{", "messages": turns(("user", "q"), ("assistant", "a"))},
     "broken_reasoning": {"messages": turns(("user", "q"), ("assistant", "r</think>a"))},
     "broken_turn": {"messages": ["q", "a"]},
+    "unsupported_part": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url", "image_url": {}}]},
+            *turns(("assistant", "a")),
+        ]
+    },
     "no_conversation": {"text": "q"},
 }
 

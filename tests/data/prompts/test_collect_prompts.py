@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from configs.schema import ContractRecipe, PassageRecipe, PromptRecipe
@@ -30,6 +32,10 @@ FILES = {
     "math": [
         ({"problem": "What is half?", "answer": "1/2"}, ""),
         ({"question": "Two and three?", "answer": "2+3 = <<2+3=5>>5\n#### 5"}, ""),
+        ({"problem": "A quarter?", "level": "Level 1", "solution": "It is $\\boxed{1/4}$."}, ""),
+        ({"ID": "I-1", "Problem": "What is six?", "Solution": "It is 6.", "Answer": 6}, ""),
+        ({"prompt": [{"role": "user", "content": "Seven?"}], "reward_model": {"ground_truth": "7"}}, ""),
+        ({"problem": "What is eight?", "expected_answer": "8", "answer": None}, ""),
         ({"problem": "Prove it."}, "no_answer"),
         ({"answer": "3"}, "no_question"),
         ({"problem": "What is half?", "answer": "0.5"}, "duplicate"),
@@ -45,11 +51,13 @@ FILES = {
         ({"question": "Which?", "choices": ["one", "two"], "answer": "B"}, ""),
         ({"query": "Which one?", "options": ["one", "two"], "gold": 1}, ""),
         ({"question": "Which of them?", "choices": ["one", "two"], "answer": "two"}, ""),
+        ({"question": "Which key?", "choices": {"text": ["a", "b"], "label": ["1", "2"]}, "answerKey": "2"}, ""),
         ({"question": "Which of both?", "choices": ["one", "two"], "answer": "C"}, "no_answer"),
         ({"question": "Which of all?", "choices": ["one"], "answer": "A"}, "no_choices"),
     ],
     "constraints": [
         ({"prompt": "Say it.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{"x": None}]}, ""),
+        ({"prompt": "Say it so.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": "[{}]"}, ""),
         (
             {"prompt": "Say.", "instruction_id_list": ["language:response_language"], "kwargs": [{"language": "kn"}]},
             "unsupported_constraint",
@@ -66,6 +74,7 @@ FILES = {
             },
             "",
         ),
+        ({"query": "Area?", "tools": json.dumps([AREA]), "answers": json.dumps([CALL])}, ""),
         ({"question": "The area again?", "tools": [AREA], "answer": "10"}, "no_answer"),
         ({"question": "Which area?", "answer": {"name": "area", "arguments": {}}}, "no_tools"),
         ({"question": "Half?", "tools": json.dumps([AREA | {"description": HALF}]), "answer": CALL}, "malformed"),
@@ -81,6 +90,13 @@ FILES = {
 RIGHT = {
     "What is half?": "\\boxed{0.5}",
     "Two and three?": "The answer is 5",
+    "A quarter?": "\\boxed{0.25}",
+    "What is six?": "6",
+    "Seven?": "7",
+    "What is eight?": "8",
+    "Which key?": "B",
+    "Say it so.": "So",
+    "Area?": "<tool_call>area\n</tool_call>",
     "Add two.": "```python\ndef add(a, b):\n    return b + a\n```",
     "Add without a solution.": "```python\ndef add(a, b):\n    return b + a\n```",
     "Which?": "B",
@@ -180,6 +196,27 @@ def test_a_file_without_any_prompt_stops_with_its_reasons(tmp_path):
         r"\): correct the file or its kind, or give it the role ignore",
     ):
         collected(tmp_path, sources)
+
+
+@pytest.mark.parametrize("name", ["math.json", "math.parquet"])
+def test_an_array_and_a_table_give_the_prompts_and_solutions_of_json_lines(tmp_path, name):
+    sums = {number: number + 2 for number in range(5)}
+    records = [{"question": f"Two and {n}?", "answer": f"2+{n}={total}\n#### {total}"} for n, total in sums.items()]
+    directory = tmp_path / "data"
+    lines = collected(tmp_path / "a", listed(directory, {"math": records}))
+    if name.endswith("json"):
+        (directory / name).write_text(json.dumps(records, indent=2))
+    else:
+        pq.write_table(pa.Table.from_pylist(records), directory / name)
+    manifest = directory / "glm46-data.yaml"
+    manifest.write_text(manifest.read_text().replace("math.jsonl", name))
+    sources = list_sources(directory)
+    assert compute(verify_solutions, tmp_path, sources=sources).record.num_chats == len(records)
+    read, expected = (
+        sorted((row["prompt"], row["answer"]) for row in rows(made, "prompts.parquet") if row["kind"] == "math")
+        for made in (collected(tmp_path / "b", sources), lines)
+    )
+    assert read == expected and len(read) == len(records)
 
 
 def test_a_line_that_is_no_json_is_counted(tmp_path):

@@ -83,7 +83,7 @@ def test_a_mistake_in_the_manifest_is_named(tmp_path, entry, message):
 
 
 def test_without_a_manifest_only_text_like_files_are_read(tmp_path):
-    for name in ("a.txt", "b.md", "src/c.py", "d.bin", ".hidden/e.txt", "f.txt.gz", "g.csv"):
+    for name in ("a.txt", "b.md", "src/c.py", "d.bin", ".hidden/e.txt", "f.txt.gz", "g.csv", "i.ndjson"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("text")
     write_jsonl(tmp_path / "h.jsonl", [{"text": "x"}])
@@ -93,7 +93,21 @@ def test_without_a_manifest_only_text_like_files_are_read(tmp_path):
         "src/c.py": "code",
         "f.txt.gz": "web",
         "h.jsonl": "web",
+        "i.ndjson": "web",
     }
+
+
+@pytest.mark.parametrize(
+    ("role", "form"), [("sft", "json"), ("preference", "json"), ("prompts", "json"), ("evaluation", "json")]
+)
+def test_a_json_file_in_a_role_of_records_is_an_array_of_them(tmp_path, role, form):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "b.json").write_text("[]")
+    write_manifest(tmp_path, f"  - {{files: b.json, role: {role}}}\n  - {{files: '*.txt', role: pretrain}}\n")
+    assert [file.format for file in list_sources(tmp_path).files] == ["text", form]
+    write_manifest(tmp_path, "  - {files: '*', role: pretrain}\n")
+    with pytest.raises(ValueError, match=r"b\.json has role pretrain, but its ending names no format"):
+        list_sources(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -656,6 +670,10 @@ def test_a_run_on_conversations_lists_no_other_text(tmp_path):
     assert listed == [("chats.jsonl", "sft")]
     assert list_sources(tmp_path / "chats.jsonl", needed="sft").files == list_sources(tmp_path, needed="sft").files
     assert roles(tmp_path)["chats.jsonl"] == "pretrain"
+    (tmp_path / "chats.json").write_text("{}")
+    assert "chats.json" not in {file.name for file in list_sources(tmp_path, needed="sft").files}, "may be settings"
+    (named,) = list_sources(tmp_path / "chats.json", needed="sft").files
+    assert (named.role, named.format) == ("sft", "json")
     entries = [{"files": "notes.txt", "role": "pretrain"}, {"files": "chats.jsonl", "role": "evaluation"}]
     (tmp_path / "glm46-data.yaml").write_text(json.dumps({"version": 1, "entries": entries}))
     with pytest.raises(ValueError, match=r"holds no conversations: name a \.jsonl \(one conversation per line\)"):
