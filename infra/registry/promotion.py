@@ -166,11 +166,11 @@ def promote(
     store: Store,
     model: str,
     version: str,
-    anchored: tuple[str, ...],
+    anchors: Mapping[str, str],
     rivals: Rivals,
     say: Callable[[str], None],
 ) -> Promotion:
-    """Make a version the champion and the anchor of these figures, and the champion before it `previous`.
+    """Make a version the champion, the champion before it `previous`, and these versions the anchors of figures.
 
     Nothing moves where champion or anchors are other versions than the rivals with which it was compared: the decision
     does not hold for them.
@@ -186,7 +186,7 @@ def promote(
         compared = {CHAMPION, *(f"{ANCHOR_PREFIX}{figure}" for figure in rivals.anchors)}
         if {alias: aliases[alias] for alias in compared & aliases.keys()} != rivals.aliases:
             return "overtaken"
-        moves: dict[str, str | None] = {f"{ANCHOR_PREFIX}{figure}": version for figure in anchored}
+        moves: dict[str, str | None] = {f"{ANCHOR_PREFIX}{figure}": number for figure, number in anchors.items()}
         if champion is not None:
             moves[PREVIOUS] = champion
         if aliases.get(CANDIDATE) == version:

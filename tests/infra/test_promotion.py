@@ -94,7 +94,9 @@ class Registry:
     def promote(self, version, anchored, rivals=None, store=None):
         rivals = rivals or self.rivals()
         store = store or self.store
-        return promote(self.client, store, self.model, version, anchored, rivals, self.said.append)
+        return promote(
+            self.client, store, self.model, version, dict.fromkeys(anchored, version), rivals, self.said.append
+        )
 
     def roll_back(self, reason=REASON):
         return roll_back(self.client, self.store, self.model, reason, self.said.append)

@@ -67,7 +67,7 @@ def commanded(mlflow_server, tmp_path_factory):
     run_id = ensure_run(client, "glm46-commanded", "toy", weights.key, None, {})
     root = home.mlflow_dir / "artifacts"
     version, _ = ensure_registered(client, MODEL, weights, "hf", run_id, root, {GGUF_TAG: gguf.key}, "")
-    promote(client, store, MODEL, version, (), look_up_rivals(client, store, MODEL, (), print), print)
+    promote(client, store, MODEL, version, {}, look_up_rivals(client, store, MODEL, (), print), print)
     return Commanded(home.root, str(path), weights.directory("hf"))
 
 
