@@ -240,10 +240,10 @@ def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Sc
     from configs.load import load_scale
     from flows.cli.serving.serve_model import find_version
     from infra.home import open_home
-    from infra.storage.open_store import open_store
+    from infra.storage.open_store import open_known_store
 
     configuration, home = load_scale(scale), open_home()
-    return home, configuration, find_version(home, configuration, alias), open_store(store, home)
+    return home, configuration, find_version(home, configuration, alias), open_known_store(store, home)
 
 
 app.command()(serve)
