@@ -89,13 +89,16 @@ def judge_suite(
     served: ServedFigures,
 ) -> JudgedSuite | None:
     """Bounds on every benchmark, and the paired comparisons with champion and anchors; None where the scale has no
-    suite. The reigning champion's own decision is that by which it was promoted."""
+    suite. The reigning champion's own decision is the stored one, unless the suite has asked other questions since:
+    then bounds and anchors judge its answers to those."""
     wanted = run.scale.evaluation.suite
     if wanted is None or answered is None:
         return None
     evaluation, champion = answered.evaluation, rivals.champion
     if champion is not None and rivals.is_champion(checkpoint) and SUITE_TAG in champion.tags:
-        return JudgedSuite(evaluation, run.store.load(champion.tag(SUITE_TAG), GateDecision))
+        own = run.store.load(champion.tag(SUITE_TAG), GateDecision)
+        if own.record.candidate_digest == evaluation.digest:
+            return JudgedSuite(evaluation, own)
 
     def evaluated(version: RegisteredVersion, name: str) -> Artifact[SuiteEvaluation]:
         return _evaluate(run, run.store.load(version.key, TrainedCheckpoint), f"evaluate suite of {name}")

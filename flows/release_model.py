@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -118,9 +119,17 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     decisions |= {} if suite is None else {SUITE_TAG: suite.decision.key}
     version = _register(run, assessed, formats, decisions, smoke)
     compared = () if rivals.is_champion(checkpoint) else (decision, *([] if suite is None else [suite.decision]))
-    anchored = tuple(figure for gate in compared for figure in gate.record.anchored)
     scored = (formats.gguf_evaluation, formats.quantized, formats.decision, contamination)
-    return ReleasedModel(version, rivals, anchored, *scored, decision, promotion, suite)
+    return ReleasedModel(version, rivals, _anchors(version, rivals, compared), *scored, decision, promotion, suite)
+
+
+def _anchors(version: str, rivals: Rivals, compared: Iterable[Artifact[GateDecision]]) -> dict[str, str]:
+    """By figure, what becomes its anchor with the promotion: the version, or the champion before it."""
+    records = [gate.record for gate in compared]
+    own = {figure: version for record in records for figure in record.anchored}
+    if rivals.champion is None:
+        return own
+    return own | {figure: rivals.champion.version for record in records for figure in record.champion_anchored}
 
 
 def _look_up_rivals(run: Run, client: MlflowClient) -> Rivals:
@@ -274,7 +283,7 @@ def promote_release(run: Run, released: ReleasedModel) -> Promotion:
     return run_effect(
         run,
         "promote",
-        lambda: promote(client, run.store, name, released.version, released.anchored, released.rivals, run.log.say),
+        lambda: promote(client, run.store, name, released.version, released.anchors, released.rivals, run.log.say),
     )
 
 

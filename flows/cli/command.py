@@ -102,31 +102,7 @@ def run(
 ) -> None:
     """Run the pipeline at a scale: from raw documents to a promoted, served model."""
     with usage_errors():
-        from configs.load import load_scale
-        from flows.check_start import check_start, local_start
-        from flows.cli.native_code import warn_of_missing_code
-        from flows.cli.run_pipeline import refuse_unanswerable_release
-        from flows.stages import choose_stages, refuse_missing_inputs, require_programs, with_tokenizer_of_start
-        from infra.home import open_home
-        from infra.machine.doctor import check_room, require
-        from infra.registry.model_registry import open_registry
-        from infra.storage.open_store import open_store
-
-        configuration = load_scale(scale)
-        window = choose_stages(configuration, from_stage, start, until)
-        _refuse_missing_data(data)
-        require_programs(configuration, window)
-        start = local_start(configuration, start)
-        configuration = with_tokenizer_of_start(configuration, start)
-        refuse_missing_inputs(configuration, window, data)
-        home = open_home()
-        if window.releases:
-            refuse_unanswerable_release(home, configuration)
-        opened = open_store(store, home)
-        require(*check_room(home, opened.staging_root))
-        if start is not None:
-            check_start(configuration, start, opened, lambda: open_registry(home))
-        warn_of_missing_code()
+        home, opened, start = _refuse_what_cannot_run(scale, store, data, from_stage, start, until)
     code = EXIT_FAILED
     try:
         from flows.cli.interruption import interruptible
@@ -142,6 +118,39 @@ def run(
             code = EXIT_REFUSED if outcome.reasons else 0
     finally:
         _leave(code)
+
+
+def _refuse_what_cannot_run(
+    scale: str, store: str | None, data: str | None, from_stage: str | None, start: str | None, until: str | None
+) -> tuple[Home, Store, str | None]:
+    """The home, the store and the start of a run that may begin, one of the Hub as the directory into which it was
+    fetched. Raises ValueError before anything starts."""
+    from configs.load import load_scale
+    from flows.check_start import check_start, local_start
+    from flows.cli.native_code import warn_of_missing_code
+    from flows.cli.run_pipeline import refuse_unanswerable_release
+    from flows.stages import choose_stages, refuse_missing_inputs, require_programs, with_tokenizer_of_start
+    from infra.home import open_home
+    from infra.machine.doctor import check_room, require
+    from infra.registry.model_registry import open_registry
+    from infra.storage.open_store import open_store
+
+    configuration = load_scale(scale)
+    window = choose_stages(configuration, from_stage, start, until)
+    _refuse_missing_data(data)
+    require_programs(configuration, window)
+    start = local_start(configuration, start)
+    configuration = with_tokenizer_of_start(configuration, start)
+    refuse_missing_inputs(configuration, window, data)
+    home = open_home()
+    if window.releases:
+        refuse_unanswerable_release(home, configuration)
+    opened = open_store(store, home)
+    require(*check_room(home, opened.staging_root))
+    if start is not None:
+        check_start(configuration, start, opened, lambda: open_registry(home))
+    warn_of_missing_code()
+    return home, opened, start
 
 
 def _refuse_missing_data(data: str | None) -> None:
@@ -240,10 +249,10 @@ def _chosen_version(scale: str, alias: str, store: str | None) -> tuple[Home, Sc
     from configs.load import load_scale
     from flows.cli.serving.serve_model import find_version
     from infra.home import open_home
-    from infra.storage.open_store import open_store
+    from infra.storage.open_store import open_known_store
 
     configuration, home = load_scale(scale), open_home()
-    return home, configuration, find_version(home, configuration, alias), open_store(store, home)
+    return home, configuration, find_version(home, configuration, alias), open_known_store(store, home)
 
 
 app.command()(serve)

@@ -24,11 +24,11 @@ def rollback(
         from infra.home import open_home
         from infra.registry.model_registry import CHAMPION, model_name, open_registry
         from infra.registry.promotion import roll_back
-        from infra.storage.open_store import open_store
+        from infra.storage.open_store import open_known_store
 
         home, configuration = open_home(), load_scale(scale)
         find_version(home, configuration, CHAMPION)
-        opened = open_store(store, home)
+        opened = open_known_store(store, home)
     with failures(home):
         registry, model = open_registry(home), model_name(configuration.scale)
         done = roll_back(registry, opened, model, reason, lambda said: print(said, file=sys.stderr))

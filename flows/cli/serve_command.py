@@ -12,38 +12,46 @@ from flows.cli.command_errors import failures, usage_errors
 from flows.cli.options import STORE
 
 COUNT = typer.Option(min=1, help="of vllm and sglang; by default what fits and suits the scenario")
+CHECKPOINT = Annotated[Path | None, typer.Option(metavar="FILE.gguf|DIR", help="serve this instead of a version")]
+SCENARIO = Annotated[
+    str | None,
+    typer.Option(metavar="high_throughput|balanced|low_latency", help="by default balanced; llamacpp: one slot"),
+]
+HARDWARE = Annotated[
+    str | None, typer.Option(metavar="8xH100|...|FILE.yaml", help="plan for this; by default this machine")
+]
+FORMAT = Annotated[
+    str | None,
+    typer.Option("--format", metavar="Q4_K_M|FP8_EXPERTS|...", help="which files of the release; by default exact"),
+]
+HOST = Annotated[
+    str | None, typer.Option(help="the address to listen at, by default 127.0.0.1; off loopback with a key only")
+]
+KEY_NAME = Annotated[
+    str, typer.Option(metavar="NAME", help="the environment variable that holds the key of the clients")
+]
+ROLLOUTS = Annotated[
+    bool, typer.Option("--rollouts", help="of vllm and sglang: a policy phase gives it weights and asks for tokens")
+]
+CONFIG = Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="options as S0's inference_production.yaml")]
 
 
 def serve(
     scale: Annotated[str, typer.Option(help="the scale of the model")] = "tiny",
     alias: Annotated[str, typer.Option(help="which version: champion, a phase's name, ...")] = "champion",
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FILE.gguf|DIR", help="serve this instead of a version")
-    ] = None,
+    checkpoint: CHECKPOINT = None,
     engine: Annotated[str | None, typer.Option(metavar="llamacpp|vllm|sglang", help="by default llamacpp")] = None,
-    scenario: Annotated[
-        str | None,
-        typer.Option(metavar="high_throughput|balanced|low_latency", help="by default balanced; llamacpp: one slot"),
-    ] = None,
-    hardware: Annotated[
-        str | None, typer.Option(metavar="8xH100|...|FILE.yaml", help="plan for this; by default this machine")
-    ] = None,
+    scenario: SCENARIO = None,
+    hardware: HARDWARE = None,
     tp: Annotated[int | None, COUNT] = None,
     pp: Annotated[int | None, COUNT] = None,
     dp: Annotated[int | None, COUNT] = None,
     ep: Annotated[int | None, COUNT] = None,
     quantization: Annotated[str | None, typer.Option(metavar="fp8", help="round while loading")] = None,
-    file_format: Annotated[
-        str | None,
-        typer.Option("--format", metavar="Q4_K_M|FP8_EXPERTS|...", help="which files of the release; by default exact"),
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="the address to listen at, by default 127.0.0.1; off loopback with a key only")
-    ] = None,
+    file_format: FORMAT = None,
+    host: HOST = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="by default 8000; 0 takes a free one")] = None,
-    api_key_env: Annotated[
-        str, typer.Option(metavar="NAME", help="the environment variable that holds the key of the clients")
-    ] = "",
+    api_key_env: KEY_NAME = "",
     slots: Annotated[
         int | None, typer.Option(min=1, help="requests computed at the same time; further ones wait")
     ] = None,
@@ -53,12 +61,8 @@ def serve(
     context: Annotated[
         int | None, typer.Option(min=1, help="of a request and its answer; by default the scale's, or the model's")
     ] = None,
-    rollouts: Annotated[
-        bool, typer.Option("--rollouts", help="of vllm and sglang: a policy phase gives it weights and asks for tokens")
-    ] = False,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE.yaml", help="options as S0's inference_production.yaml")
-    ] = None,
+    rollouts: ROLLOUTS = False,
+    config: CONFIG = None,
     is_printed: Annotated[bool, typer.Option("--print", help="print the command and the sum, start nothing")] = False,
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="write script, container and manifests, start nothing")

@@ -103,8 +103,8 @@ class ReleasedModel:
     version: str
     rivals: Rivals
     """Champion and anchors with which it was compared: the decisions hold only for them."""
-    anchored: tuple[str, ...]
-    """Figures whose anchor the version becomes when it is promoted."""
+    anchors: Mapping[str, str]
+    """By figure, the version that becomes the anchor when the release is promoted: itself, or the champion."""
     gguf_evaluation: Artifact[GgufEvaluation]
     quantized: Mapping[str, QuantizedModel]
     """By format."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from configs.files.atomic_files import replacing
 from infra.code_digest import ROOT
 from infra.jobs.launchers import Job
 from infra.jobs.node_supervisor import LEADER, SAVE_AFTER_VARIABLE, START_VARIABLE
@@ -31,6 +32,7 @@ from infra.jobs.scheduled_jobs import (
     save_after_seconds,
 )
 
+MANIFEST = "job.yaml"
 SECRET = "glm46"
 """Its entries, where it exists, are variables of the ranks: credentials of the store."""
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -72,11 +74,22 @@ class Kubernetes:
     name = "kubernetes"
     look_seconds = 5.0
 
+    def find(self, job: Job, work_dir: Path) -> str | None:
+        """By the manifest, which is written before the Job is created."""
+        path = work_dir / MANIFEST
+        if not path.exists():
+            return None
+        metadata = yaml.safe_load(path.read_text())["metadata"]
+        scheduler_job = f"{metadata.get('namespace', '')}/{metadata['name']}"
+        record = self.look(scheduler_job, work_dir)
+        return scheduler_job if record is not None and record.state in ("queued", "stuck", "running") else None
+
     def submit(self, job: Job, work_dir: Path) -> str:
         queue = queue_of(job)
         name = f"glm46-{job.key[:NAME_DIGITS]}-{secrets.token_hex(3)}"
-        path = work_dir / "job.yaml"
-        path.write_text(yaml.safe_dump(manifest(job, work_dir, name), sort_keys=False, width=120))
+        path = work_dir / MANIFEST
+        with replacing(path) as temporary:
+            temporary.write_text(yaml.safe_dump(manifest(job, work_dir, name), sort_keys=False, width=120))
         answer = ask("kubectl", "create", "--filename", str(path))
         if answer.returncode:
             raise ValueError(

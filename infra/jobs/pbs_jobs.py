@@ -6,6 +6,7 @@ supervisor-N.log (what the supervisor of node N printed).
 
 from __future__ import annotations
 
+import getpass
 import json
 import shlex
 import signal
@@ -25,6 +26,7 @@ from infra.jobs.scheduled_jobs import (
     save_after_seconds,
 )
 
+SCRIPT, LOG = "job.pbs", "pbs.log"
 UNKNOWN = "Unknown Job Id"
 WAITING = "QHWTS"
 RUNNING = "RBEU"
@@ -55,8 +57,22 @@ class Pbs:
     name = "pbs"
     look_seconds = 5.0
 
+    def find(self, job: Job, work_dir: Path) -> str | None:
+        """By its name and the log that it writes: jobs of two homes may have one name. Ended jobs are not listed."""
+        if not (work_dir / SCRIPT).exists():
+            return None
+        listed = ask("qselect", "-u", getpass.getuser(), "-N", _job_name(job))
+        if listed.returncode:
+            raise NoAnswerError(f"PBS does not answer: {last_line(listed.stderr)}")
+        for name in listed.stdout.split():
+            answer = ask("qstat", "-f", "-F", "json", name)
+            shown = json.loads(answer.stdout)["Jobs"] if answer.returncode == 0 else {}  # it ended in between
+            if any(each["Output_Path"].partition(":")[2] == str(work_dir / LOG) for each in shown.values()):
+                return name
+        return None
+
     def submit(self, job: Job, work_dir: Path) -> str:
-        script = work_dir / "job.pbs"
+        script = work_dir / SCRIPT
         script.write_text(job_script(job, work_dir))
         answer = ask("qsub", str(script))
         if answer.returncode:
@@ -79,7 +95,11 @@ class Pbs:
 
     def log_path(self, scheduler_job: str, work_dir: Path) -> Path:
         log = work_dir / f"supervisor-{LEADER}.log"
-        return log if log.exists() else work_dir / "pbs.log"
+        return log if log.exists() else work_dir / LOG
+
+
+def _job_name(job: Job) -> str:
+    return f"glm46-{job.key[: NAME_DIGITS - 6]}"  # some versions take 15 letters
 
 
 def job_script(job: Job, work_dir: Path) -> str:
@@ -87,14 +107,14 @@ def job_script(job: Job, work_dir: Path) -> str:
     queue = queue_of(job)
     gpus = f":ngpus={job.gpus_per_node}" if job.gpus_per_node else ""
     options = {
-        "-N": f"glm46-{job.key[: NAME_DIGITS - 6]}",  # some versions take 15 letters
+        "-N": _job_name(job),
         "-q": queue.partition,
         "-A": queue.account,
         "-l select": f"{job.num_nodes}:ncpus={job.ranks_per_node}:mpiprocs=1{gpus}",
         "-l place": "scatter:excl",
         "-l walltime": f"{queue.time_limit_minutes // 60:02d}:{queue.time_limit_minutes % 60:02d}:00",
         "-j": "oe",
-        "-o": work_dir / "pbs.log",
+        "-o": work_dir / LOG,
         "-r": "n",
     }
     lines = [

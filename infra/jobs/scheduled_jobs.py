@@ -60,6 +60,11 @@ class Scheduler(Protocol):
     look_seconds: float
     """Between two questions: a controller serves all users."""
 
+    def find(self, job: Job, work_dir: Path) -> str | None:
+        """Its name of a job of this work directory that waits or runs: whoever submitted it may have been killed before
+        that name was written. Raises NoAnswerError."""
+        ...
+
     def submit(self, job: Job, work_dir: Path) -> str:
         """Its name of the new job. Raises ValueError with its reason where it takes no such job."""
         ...
@@ -96,20 +101,26 @@ class ScheduledLauncher:
     def submit(self, job: Job) -> JobHandle:
         """Raises ValueError with the scheduler's reason where it takes no such job."""
         work_dir = self.work_root / job.key
-        handle = JobHandle(job.key)
+        handle, ended = JobHandle(job.key), None
         if self.find(job.key):
             if self.poll(handle).state in ("queued", "running"):
                 return handle
-            self.scheduler.end(self._name(job.key), work_dir)  # one that waits for ever
+            ended = self._name(job.key)
+            self.scheduler.end(ended, work_dir)  # one that waits for ever
         work_dir.mkdir(parents=True, exist_ok=True)
+        name = self.scheduler.find(job, work_dir)
+        if name in (None, ended):
+            name = self._submit(job, work_dir)
+        write_json(work_dir / SUBMISSION_FILE, {"scheduler": self.scheduler.name, "job": name})
+        self._looked.pop(job.key, None)
+        return handle
+
+    def _submit(self, job: Job, work_dir: Path) -> str:
         servers = {name: os.environ[name] for name in SHARED_VARIABLES if name in os.environ}
         network = job_environment(self.work_root.parent) if job.num_nodes > 1 else {}
         command = job.command({**servers, **network}, code_digest((job.module, *job.roots)))
         write_json(work_dir / "command.json", asdict(command))
-        name = self.scheduler.submit(job, work_dir)
-        write_json(work_dir / SUBMISSION_FILE, {"scheduler": self.scheduler.name, "job": name})
-        self._looked.pop(job.key, None)
-        return handle
+        return self.scheduler.submit(job, work_dir)
 
     def poll(self, handle: JobHandle) -> JobStatus:
         work_dir = self.work_root / handle.key

@@ -5,6 +5,7 @@ Files of a job in work/<key>/, beside those of scheduled_jobs.py: job.sbatch (th
 
 from __future__ import annotations
 
+import getpass
 import re
 import shlex
 import sys
@@ -28,6 +29,9 @@ from infra.jobs.slurm_reasons import Request, fix_of, reason_in_log, reason_of_w
 from infra.jobs.supervisor import RESTART_MARK
 
 LOOK_SECONDS = 5.0
+SCRIPT = "job.sbatch"
+ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED")
+"""States of a job that has not ended, as squeue takes them."""
 QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED"}
 RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"}
 TAKEN = {
@@ -56,9 +60,20 @@ class Slurm:
     def __init__(self, look_seconds: float = LOOK_SECONDS) -> None:
         self.look_seconds = look_seconds
 
+    def find(self, job: Job, work_dir: Path) -> str | None:
+        """By its name and script: jobs of two homes may have one name."""
+        if not (work_dir / SCRIPT).exists():
+            return None
+        asked = (f"--user={getpass.getuser()}", f"--name={_job_name(job)}", f"--states={','.join(ALIVE)}")
+        listed = ask("squeue", "--noheader", *asked, "--format=%A %o")
+        if listed.returncode:
+            raise NoAnswerError(f"Slurm does not answer: {last_line(listed.stderr)}")
+        jobs = [line.strip().partition(" ") for line in listed.stdout.splitlines()]
+        return next((name for name, _, script in jobs if script == str(work_dir / SCRIPT)), None)
+
     def submit(self, job: Job, work_dir: Path) -> str:
         _refuse_missing_containers(queue_of(job).image)
-        script = work_dir / "job.sbatch"
+        script = work_dir / SCRIPT
         script.write_text(job_script(job, work_dir))
         answer = ask("sbatch", "--parsable", str(script))
         if answer.returncode:
@@ -110,11 +125,15 @@ def _refuse_missing_containers(image: str) -> None:
         )
 
 
+def _job_name(job: Job) -> str:
+    return f"glm46-{job.key[:NAME_DIGITS]}"
+
+
 def job_script(job: Job, work_dir: Path) -> str:
     """The batch script; the supervisors run in a container where the queue names an image."""
     queue = queue_of(job)
     options = {
-        "job-name": f"glm46-{job.key[:NAME_DIGITS]}",
+        "job-name": _job_name(job),
         "nodes": job.num_nodes,
         "ntasks-per-node": 1,
         "gpus-per-node": job.gpus_per_node or "",

@@ -57,15 +57,20 @@ class Ssh:
     name = "ssh"
     look_seconds = 1.0
 
+    def find(self, job: Job, work_dir: Path) -> str | None:
+        """By what its first node wrote: the flow may have died before it knew that the job had begun."""
+        begun = read_job_file(work_dir)
+        if begun is None or not begun.scheduler_job.startswith(NAME_PREFIX):
+            return None
+        record = self.look(begun.scheduler_job, work_dir)
+        return begun.scheduler_job if record is not None and record.state == "running" else None
+
     def submit(self, job: Job, work_dir: Path) -> str:
         """Raises TooFewNodesError with a sentence per host that cannot run it, where too few can."""
         if shutil.which("ssh") is None:
             raise ValueError("no ssh on this machine: install one (Debian: apt-get install openssh-client)")
         previous = read_job_file(work_dir)
         if previous is not None and previous.scheduler_job.startswith(NAME_PREFIX):
-            record = self.look(previous.scheduler_job, work_dir)
-            if record is not None and record.state == "running":  # the flow died before it knew that it had begun
-                return previous.scheduler_job
             _end_nodes(previous, work_dir)
         name = NAME_PREFIX + secrets.token_hex(6)
         hosts = self._usable_hosts(job, work_dir, name)

@@ -8,7 +8,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,15 +103,31 @@ def start_service(home: Home, service: Service) -> RunningService:
 
 def stop_services(home: Home) -> int:
     """End all recorded services; returns how many. What they wrote stays."""
-    processes = [
-        process for each in read_services(home).values() if (process := recorded_process(each.pid, home)) is not None
-    ]
+    num_ended = _end(home, read_services(home).values())
+    _path(home).unlink(missing_ok=True)
+    return num_ended
+
+
+def stop_service(home: Home, name: str) -> None:
+    """End one recorded service."""
+    services = read_services(home)
+    _end(home, [services.pop(name)])
+    _record(home, services)
+
+
+def started_with(home: Home, service: RunningService) -> list[str]:
+    """The command of a running service; empty where it has ended."""
+    process = recorded_process(service.pid, home)
+    return [] if process is None else process.cmdline()
+
+
+def _end(home: Home, services: Iterable[RunningService]) -> int:
+    processes = [process for each in services if (process := recorded_process(each.pid, home)) is not None]
     for process in processes:
         process.terminate()
     _, alive = psutil.wait_procs(processes, timeout=STOP_SECONDS)
     for process in alive:
         process.kill()
-    _path(home).unlink(missing_ok=True)
     return len(processes)
 
 

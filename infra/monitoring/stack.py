@@ -19,7 +19,15 @@ from infra.monitoring.prometheus import (
     prometheus,
     write_targets,
 )
-from infra.monitoring.services import RunningService, Service, find_program, read_services, start_service
+from infra.monitoring.services import (
+    RunningService,
+    Service,
+    find_program,
+    read_services,
+    start_service,
+    started_with,
+    stop_service,
+)
 
 PROGRAMS = {
     "prometheus": ("prometheus",),
@@ -73,7 +81,7 @@ def bring_up_monitoring(
         if name not in monitoring.running and find_program(*PROGRAMS[name]):
             take_port(port)
     monitoring_dir(home).mkdir(exist_ok=True)
-    exporter = monitoring.ensure("exporter", lambda: _exporter(store))
+    exporter = _ensure_exporter(monitoring, store)
     write_targets(home, "glm46", [exporter.address])
     _ensure_node_exporter(monitoring)
     _ensure_alertmanager(monitoring)
@@ -87,6 +95,18 @@ def bring_up_monitoring(
         monitoring.ensure("grafana", lambda: grafana(home, viewer, grafana_port, server.url))
         monitoring.sentences[-1] += f" (user admin, password in {password_path(home)})"
     return monitoring.sentences
+
+
+def _ensure_exporter(monitoring: Monitoring, store: str | None) -> RunningService:
+    """One that reads another store than the named one is started anew; where none is named, it is left as it is."""
+    running, wanted, replaced = monitoring.running.get("exporter"), _exporter(store), ""
+    if running is not None and store and started_with(monitoring.home, running)[-2:] != list(wanted.command[-2:]):
+        stop_service(monitoring.home, "exporter")
+        del monitoring.running["exporter"]
+        replaced = ": started anew, it read another store"
+    exporter = monitoring.ensure("exporter", lambda: wanted)
+    monitoring.sentences[-1] += replaced
+    return exporter
 
 
 def _exporter(store: str | None) -> Service:

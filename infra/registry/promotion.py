@@ -11,7 +11,7 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -122,6 +122,31 @@ class AliasMoves(BaseModel):
             tag = moves.model_dump_json()
         return moves, tag
 
+    @property
+    def versions(self) -> set[str]:
+        """Every version that is tagged, or gets an alias."""
+        return {*self.version_tags, *(number for number in self.aliases.values() if number is not None)}
+
+    def among(self, versions: Set[str], restorable: Set[str], reigning: str | None) -> Self:
+        """These moves where versions may have been deleted since they were decided: `versions` are left, `restorable`
+        may be champion again, `reigning` is champion now. An anchor whose new version is gone becomes the new champion,
+        `previous` the last champion that is left. Where the new champion is gone, champion and anchors are those of
+        before."""
+        if not self.versions - versions:
+            return self
+        champion, aliases = self.aliases[CHAMPION], dict(self.aliases)
+        reigns = _usable(self.reigns, versions & {*restorable, reigning})
+        if champion not in versions:
+            champion, aliases = reigning, {}
+            if reigns and reigning in (None, reigns[-1][CHAMPION]):
+                champion, aliases = reigns[-1][CHAMPION], dict(reigns[-1])
+        reigns = _usable(reigns, restorable - {champion})
+        aliases = {alias: number if number in {None, *versions} else champion for alias, number in aliases.items()}
+        if PREVIOUS in self.aliases:
+            aliases[PREVIOUS] = reigns[-1][CHAMPION] if reigns else None
+        tags = {version: tags for version, tags in self.version_tags.items() if version in versions}
+        return self.model_copy(update={"version_tags": tags, "reigns": reigns, "aliases": aliases})
+
 
 def look_up_rivals(
     client: MlflowClient, store: Store, model: str, figures: Iterable[str], say: Callable[[str], None]
@@ -141,11 +166,11 @@ def promote(
     store: Store,
     model: str,
     version: str,
-    anchored: tuple[str, ...],
+    anchors: Mapping[str, str],
     rivals: Rivals,
     say: Callable[[str], None],
 ) -> Promotion:
-    """Make a version the champion and the anchor of these figures, and the champion before it `previous`.
+    """Make a version the champion, the champion before it `previous`, and these versions the anchors of figures.
 
     Nothing moves where champion or anchors are other versions than the rivals with which it was compared: the decision
     does not hold for them.
@@ -161,7 +186,7 @@ def promote(
         compared = {CHAMPION, *(f"{ANCHOR_PREFIX}{figure}" for figure in rivals.anchors)}
         if {alias: aliases[alias] for alias in compared & aliases.keys()} != rivals.aliases:
             return "overtaken"
-        moves: dict[str, str | None] = {f"{ANCHOR_PREFIX}{figure}": version for figure in anchored}
+        moves: dict[str, str | None] = {f"{ANCHOR_PREFIX}{figure}": number for figure, number in anchors.items()}
         if champion is not None:
             moves[PREVIOUS] = champion
         if aliases.get(CANDIDATE) == version:
@@ -184,10 +209,7 @@ def roll_back(client: MlflowClient, store: Store, model: str, reason: str, say: 
     with moving_aliases(client, store, model, say) as lease:
         registered = client.get_registered_model(model)
         aliases = {alias: str(number) for alias, number in registered.aliases.items()}
-        versions = {
-            str(item.version): RegisteredVersion(str(item.version), dict(item.tags))
-            for item in client.search_model_versions(f"name = '{model}'")
-        }
+        versions = _versions(client, model)
         withdrawn, restored = aliases.get(CHAMPION), aliases.get(PREVIOUS)
         if withdrawn is None or restored is None:
             missing = CHAMPION if withdrawn is None else PREVIOUS
@@ -244,13 +266,32 @@ def moving_aliases(client: MlflowClient, store: Store, model: str, say: Callable
     """Hold the lease of a model's aliases; what a killed process had begun to move is moved first. `say` gets who holds
     it meanwhile, and what was completed."""
     with store.locked(f"aliases-{model}", say, f"moves the aliases of {model}") as lease:
-        begun = client.get_registered_model(model).tags.get(MOVES_TAG)
-        if begun is not None:
-            moves = AliasMoves.model_validate_json(begun)
-            _write(client, model, moves, lease)
-            names = ", ".join(f"{alias} = {number or 'none'}" for alias, number in moves.aliases.items())
-            say(f"{model}: completed the moves of aliases that a killed process had begun ({names})")
+        if MOVES_TAG in client.get_registered_model(model).tags:
+            moved = _complete(client, model, lease)
+            say(f"{model}: completed the moves of aliases that a killed process had begun ({moved})")
         yield lease
+
+
+def _complete(client: MlflowClient, model: str, lease: Lease) -> str:
+    """Write what was begun to move; gives the moves in words."""
+    registered, versions = client.get_registered_model(model), _versions(client, model)
+    begun = AliasMoves.model_validate_json(registered.tags[MOVES_TAG])
+    aliases = {alias: str(number) for alias, number in registered.aliases.items()}
+    restorable = {
+        number for number, each in versions.items() if not {FORGOTTEN_TAG, ROLLED_BACK_AT_TAG} & each.tags.keys()
+    }
+    moves = begun.among(versions.keys(), restorable, aliases.get(CHAMPION))
+    _write(client, model, moves, lease)
+    deleted = ", ".join(sorted(begun.versions - versions.keys(), key=int))
+    names = ", ".join(f"{alias} = {number or 'none'}" for alias, number in moves.aliases.items())
+    return f"{names or 'none'}; deleted since: version {deleted}" if deleted else names
+
+
+def _versions(client: MlflowClient, model: str) -> dict[str, RegisteredVersion]:
+    return {
+        str(item.version): RegisteredVersion(str(item.version), dict(item.tags))
+        for item in client.search_model_versions(f"name = '{model}'")
+    }
 
 
 def _write(client: MlflowClient, model: str, moves: AliasMoves, lease: Lease) -> None:

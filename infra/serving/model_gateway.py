@@ -21,7 +21,10 @@ from infra.serving.required_call import RequiredCall, required_call
 
 MAX_REQUEST_BYTES = 64 << 20
 COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
+CHATS = ("/v1/chat/completions", "/chat/completions")
+"""Both are llama.cpp's."""
+HTTP_PORT = 80
+"""Clients leave it out of Host and Origin."""
 HEALTH = "/health"
 """Answered without a key: whoever restarts a server has none."""
 HOP_HEADERS = {
@@ -51,7 +54,8 @@ def gateway(upstream: str, key: str, host: str, port: int, client_key: str) -> w
     allowing = _require_key if client_key else _refuse_other_sites
     app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[allowing, _report_dead_upstream])
     app[UPSTREAM], app[KEY], app[CLIENT_KEY] = upstream, key, client_key
-    app[ADDRESSES] = frozenset(f"{name}:{port}" for name in {host, "127.0.0.1", "localhost"})
+    names = {host, "127.0.0.1", "localhost"}
+    app[ADDRESSES] = frozenset({f"{name}:{port}" for name in names} | (names if port == HTTP_PORT else set()))
     app.cleanup_ctx.append(_session)
     app.router.add_route("*", "/{path:.*}", _pass_on)
     return app
@@ -111,7 +115,7 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
         body, reshapes = await request.read(), False
     except web.HTTPRequestEntityTooLarge:
         return _refusal(413, f"the request is too large: at most {MAX_REQUEST_BYTES} bytes are read")
-    if request.method == "POST" and request.path == CHAT:
+    if request.method == "POST" and request.path in CHATS:
         try:
             call = required_call(_json_object(body))
             if call is not None:

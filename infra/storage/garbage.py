@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from infra.disk_space import NO_ROOM
 from infra.storage.lease import LEASE_SECONDS, LeaseRecord, is_free, lease_name, parse_lease, take_lease
 from infra.storage.manifest_store import MANIFESTS, generation_of, newest_manifests
 from infra.storage.object_store import StoredObject, Upload
@@ -152,7 +153,13 @@ def find_garbage(
 
 
 def delete_garbage(store: Store, garbage: Garbage) -> Garbage:
-    """Remove it; returns what went. A key that somebody computes meanwhile is left to the next time."""
+    """Remove it; returns what went. A key that somebody computes meanwhile is left to the next time. What needs no
+    lease goes first: a full disk has no room for one."""
+    store.delete_objects(found.name for found in garbage.temporary)
+    for upload in garbage.uploads:
+        store.abort_upload(upload)
+    for found in garbage.cached:
+        Path(found.name).unlink(missing_ok=True)
     attempts, manifests, gone = [], [], set()
     keys = {attempt.key for attempt in garbage.attempts} | {_key_of(found.name) for found in garbage.manifests}
     known = {lease.key: lease.version for lease in garbage.leases}
@@ -163,11 +170,6 @@ def delete_garbage(store: Store, garbage: Garbage) -> Garbage:
             gone.add(key)
             attempts += theirs
             manifests += records
-    store.delete_objects(found.name for found in garbage.temporary)
-    for upload in garbage.uploads:
-        store.abort_upload(upload)
-    for found in garbage.cached:
-        Path(found.name).unlink(missing_ok=True)
     leases = [
         lease
         for lease in garbage.leases
@@ -185,7 +187,16 @@ def _delete_of_key(
     found = store.read_version(lease_name(key))
     record, version = (None, None) if found is None else (parse_lease(found[0]), found[1])
     is_held = version not in (None, silent_version) and not (record and is_free(record))
-    lease = None if is_held else take_lease(store, key, store.home.root, record, version)
+    take = partial(take_lease, store, key, store.home.root, record, version)
+    try:
+        lease = None if is_held else take()
+    except OSError as error:
+        if error.errno not in NO_ROOM or version is not None:
+            raise
+        # Nobody has begun to compute a key without a lease, and whoever begins gives its attempt a name of its own.
+        for attempt in attempts:
+            store._discard(key, attempt.attempt)
+        lease = take()
     if lease is None:
         return False
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from infra.home import Home
 from infra.storage.local_store import LocalStore
+from infra.storage.manifest_store import MANIFESTS
 from infra.storage.s3_store import S3Store
 from infra.storage.store import Store
 
@@ -21,8 +22,9 @@ def open_store(uri: str | None, home: Home) -> Store:
 
 
 def open_known_store(uri: str | None, home: Home) -> Store:
-    """The store at a URI that something is looked up in: a directory that is not there is a mistake, and is not made.
-    Raises ValueError."""
-    if uri is not None and "://" not in uri and not Path(uri).is_dir():
-        raise ValueError(f"store {Path(uri).absolute()} does not exist: name the one that the runs were made with")
+    """The store at a URI that something is looked up in: a directory that is not there, or that no run wrote, is a
+    mistake, and no store is made of it. Raises ValueError."""
+    if uri is not None and "://" not in uri and not (Path(uri) / MANIFESTS).is_dir():
+        wrong = "is no store" if Path(uri).exists() else "does not exist"
+        raise ValueError(f"store {Path(uri).absolute()} {wrong}: name the one that the runs were made with")
     return open_store(uri, home)

@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from tasks.evaluation.evaluate_pairs import PairEvaluation
 
 START, CHAMPION, ANCHOR, UNSERVED = "start", "champion", "anchor", "checkpoint"
-
+NO_ANCHORS: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+"""What no promotion moves."""
 
 E = TypeVar("E", bound=Record)
 
@@ -93,6 +94,8 @@ class GateDecision(Record):
     """Digest of the anchor's evaluation, by figure."""
     anchored: tuple[str, ...] = ()
     """Figures whose anchor the candidate becomes with its promotion."""
+    champion_anchored: tuple[str, ...] = ()
+    """Figures without an anchor whose anchor the champion becomes with that promotion: the candidate is no better."""
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -116,12 +119,14 @@ def decide_gate(
     trained on some; a reward model has no other evaluation. Raises ValueError when another evaluation is of other
     items, or a metric is missing."""
     verdict = Verdict()
-    anchored: tuple[str, ...] = ()
+    anchored, champion_anchored = NO_ANCHORS
     if pairs is not None:
         check_pairs(pairs.record, recipe, verdict)
     if evaluation is not None:
         noise = {} if served is None else _check_served(served, verdict)
-        anchored = _judge_answers(evaluation, start_evaluation, champion_evaluation, anchors, recipe, verdict, noise)
+        anchored, champion_anchored = _judge_answers(
+            evaluation, start_evaluation, champion_evaluation, anchors, recipe, verdict, noise
+        )
     judged = pairs if evaluation is None else evaluation
     assert judged is not None, "nothing to judge"
     decision = GateDecision(
@@ -134,6 +139,7 @@ def decide_gate(
         if anchors is None
         else {figure: anchor.digest for figure, anchor in anchors.evaluations.items()},
         anchored=anchored,
+        champion_anchored=champion_anchored,
     )
     output.path("decision.json").write_text(
         json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
@@ -149,13 +155,12 @@ def _judge_answers(
     recipe: GateRecipe,
     verdict: Verdict,
     noise: dict[str, float],
-) -> tuple[str, ...]:
-    """Record the bounds of a language model; gives the figures whose anchor it becomes. `noise`: floors of figures
-    besides that of seeds."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Record the bounds of a language model; gives what _judge_anchors does. `noise`: floors of figures besides that of
+    seeds."""
     items = read_items(evaluation.path("items.parquet"))
     _check_experts(read_expert_use(evaluation.path(EXPERTS_FILE)), recipe, verdict)
     _check_floors(items, recipe, verdict)
-    anchored: tuple[str, ...] = ()
     is_measured = all(bound.value is not None for bound in verdict.bounds)
     if is_measured and not num_non_finite(item for item in items if item.kind in (DOCUMENT, WORKED, FAR)):
         for name, other, margins in (
@@ -171,8 +176,8 @@ def _judge_answers(
                 if own not in ("", "none") and not any(bound.is_own for bound in verdict.bounds):
                     verdict.unmeasured(own, name, recipe.must_gain)
         if anchors is not None:
-            anchored = _judge_anchors(evaluation, items, anchors, champion_evaluation, recipe.champion, verdict, noise)
-    return anchored
+            return _judge_anchors(evaluation, items, anchors, champion_evaluation, recipe.champion, verdict, noise)
+    return NO_ANCHORS
 
 
 def _check_served(served: ServedFigures, verdict: Verdict) -> dict[str, float]:
@@ -288,13 +293,16 @@ def _judge_anchors(
     margins: MarginRecipe,
     verdict: Verdict,
     noise: dict[str, float],
-) -> tuple[str, ...]:
-    """The measured figures whose anchor the candidate becomes: those without one, and those in which it is better than
-    the anchor beyond the interval while no part of them is worse beyond its own. An anchor that is the champion, or the
-    candidate itself, is not judged a second time."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(measured figures whose anchor the candidate becomes, those without an anchor whose anchor the champion becomes).
+
+    The candidate becomes it where it is better than the anchor beyond the interval while no part of the figure is worse
+    beyond its own. A figure that was added while the champion reigns has no anchor: there the champion is compared. An
+    anchor that is the champion, or the candidate itself, is not judged a second time.
+    """
     anchored = []
     for figure in measured_figures(items):
-        anchor = anchors.evaluations.get(figure)
+        anchor = anchors.evaluations.get(figure, champion_evaluation)
         if anchor is None:
             anchored.append(figure)
         elif anchor.digest != evaluation.digest:
@@ -307,4 +315,5 @@ def _judge_anchors(
                 and not any(each.difference.is_worse for each in compared[1:])
             ):
                 anchored.append(figure)
-    return tuple(anchored)
+    unanchored = () if champion_evaluation is None else set(measured_figures(items)) - {*anchors.evaluations, *anchored}
+    return tuple(anchored), tuple(sorted(unanchored))

@@ -242,8 +242,12 @@ def _rival(champion: Artifact[GateDecision] | None) -> str:
     if not record.champion_digest:
         return paragraph(NO_CHAMPION, "soft")
     anchors = ", ".join(f"{figure} {digest[:DIGITS]}" for figure, digest in record.anchor_digests.items())
-    is_moved = record.accepted and record.anchored
-    moved = f" With its promotion the candidate is the anchor of {', '.join(record.anchored)}." if is_moved else ""
+    becoming = {"the candidate": record.anchored, "the champion before it": record.champion_anchored}
+    moved = "".join(
+        f" With its promotion {who} is the anchor of {', '.join(figures)}."
+        for who, figures in becoming.items()
+        if record.accepted and figures
+    )
     return paragraph(
         f"The champion's evaluation on the same items: {record.champion_digest[:DIGITS]}. Those of the anchors, the "
         f"best versions so far, "

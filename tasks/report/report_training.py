@@ -215,7 +215,7 @@ def load_strips(phases: ReportedPhases) -> str | None:
 
 def _loads(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequence[Span]) -> tuple[str, str] | None:
     """The picture, and a sentence about it."""
-    names = {key for line in trained[0][2] for key in line if key.startswith(LOAD)}
+    names = {key for _, _, metrics in trained for line in metrics for key in line if key.startswith(LOAD)}
     layers = sorted(names, key=lambda key: int(key.removeprefix(LOAD)))
     if not layers:
         return None

@@ -503,6 +503,12 @@ def test_margins_do_not_add_up_over_releases(decide):
 def test_the_anchor_of_a_figure_moves_only_to_what_is_better_beyond_the_interval(decide):
     reigning = items_of([1.0] * NUM_ITEMS, answers=answers_of(0.5), documents=mixed(code=(20, 1.0), web=(20, 1.0)))
     assert decide(reigning, anchors={}).record.anchored == FIGURES, "the first release anchors all"
+    assert not decide(reigning, anchors={}).record.champion_anchored
+    better = items_of(answers=answers_of(0.9), documents=mixed(code=(20, 1.0), web=(20, 1.0)))
+    added = decide(
+        better, reigning, anchors={figure: reigning for figure in FIGURES[1:] if figure != "pass_at_1"}
+    ).record
+    assert (added.anchored, added.champion_anchored) == (("pass_at_1",), ("bits_per_byte",)), "both had no anchor"
     for candidate, anchored in (
         (items_of(answers=answers_of(0.9), documents=mixed(code=(20, 1.0), web=(20, 1.0))), ("pass_at_1",)),
         (items_of(answers=answers_of(0.5), documents=mixed(code=(20, 0.5), web=(20, 0.9))), ("bits_per_byte",)),

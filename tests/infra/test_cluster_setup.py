@@ -89,6 +89,9 @@ class Recording:
 
     name, look_seconds = "recording", 1.0
 
+    def find(self, job: Job, work_dir: Path) -> str | None:
+        return None
+
     def submit(self, job: Job, work_dir: Path) -> str:
         return "1"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import time
@@ -18,6 +19,7 @@ from infra.storage.lease import acquire_lease, lease_name
 from infra.storage.open_store import open_store
 from infra.storage.rerun_reason import explain_and_remember
 from infra.storage.store import step_key
+from tests.support.cluster.small_disk import small_disk
 from tests.support.toy_steps import ensure, run_both, sum_numbers, write_numbers
 
 ALL = 0.0
@@ -214,6 +216,29 @@ def test_the_command_lists_by_default_and_removes_when_it_is_asked_to(home, tmp_
     removed = CliRunner().invoke(app, [*command, "--delete"])
     assert json.loads(removed.output.splitlines()[-1])["attempts that no manifest names"] == {"count": 1, "bytes": 9}
     assert not (store.root / f"objects/{NOBODY}/attempt/a.txt").exists()
+
+
+def test_a_full_disk_is_no_reason_to_keep_garbage(tmp_path):
+    """It has no room for the lease under which files of a killed run go."""
+    with small_disk(tmp_path / "disk", 1000):
+        store = open_store(str(tmp_path / "disk" / "store"), Home(tmp_path / "home"))
+        put(store, f"objects/{NOBODY}/of-a-killed-run/a.txt", b"x" * 20_000)
+        put(store, f"objects/{'e' * 64}/of-a-killed-run/a.txt", b"x" * 20_000)
+        fill_up(tmp_path / "disk")
+        with pytest.raises(OSError, match="No space left"):
+            store._create("leases/one-more", b"x" * 100)
+        assert counts(collect(store))["attempts that no manifest names"] == (2, 40_000)
+        assert {name for name in names(store) if name.startswith("objects/")} == set()
+
+
+def fill_up(disk) -> None:
+    """Until there is no room for a byte more."""
+    with open(disk / "filling", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import yaml
 
 from configs.schema import QueueResources
 from infra.jobs.kubernetes_jobs import Kubernetes, manifest, parse_record
-from infra.jobs.launchers import Job
+from infra.jobs.launchers import SUBMISSION_FILE, Job
 from infra.jobs.scheduled_jobs import ScheduledLauncher, SchedulerRecord
 from infra.jobs.supervisor import read_job_file
 from tests.infra.test_launcher import starts, wait_for
@@ -96,6 +96,19 @@ def test_a_pod_without_the_volume_and_a_refusal_say_so(kubectl, tmp_path):
     with pytest.raises(ValueError, match=r"Kubernetes refuses the job: .*exceeded quota: team\. Change queue"):
         launcher.submit(job(tmp_path))
     assert launcher.find(KEY) is None
+
+
+def test_a_job_whose_submitter_was_killed_before_it_wrote_the_name_is_found_and_not_submitted_twice(kubectl, tmp_path):
+    launcher, work = ScheduledLauncher(tmp_path / "work", Kubernetes()), tmp_path / "work" / KEY
+    (tmp_path / "pods").write_text('{"items": []}')
+    names = []
+    for conditions in ([], [], FAILED):
+        (tmp_path / "job").write_text(json.dumps({"status": {"conditions": conditions}}))
+        launcher.submit(job(tmp_path))
+        names.append(launcher._name(KEY))
+        (work / SUBMISSION_FILE).unlink()
+    assert names[0] == names[1] != names[2], "one that has ended is no longer followed"
+    assert (tmp_path / "asked").read_text().count("create --filename") == 2
 
 
 def condition(kind: str, status: str = "True", **values: str) -> dict:

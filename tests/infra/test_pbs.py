@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from configs.schema import QueueResources
-from infra.jobs.launchers import Job, JobHandle
+from infra.jobs.launchers import SUBMISSION_FILE, Job, JobHandle
 from infra.jobs.pbs_jobs import Pbs, job_script, parse_record
 from infra.jobs.scheduled_jobs import ScheduledLauncher, SchedulerRecord
 from infra.jobs.supervisor import read_job_file
@@ -24,6 +24,7 @@ PBSDSH = '#!/bin/bash\n[ "$1" = -n ] && [ "$3" = -- ] || exit 64\nshift 3\nexec 
 COMMANDS = {
     "qsub": f'#!/bin/bash\n(PBS_JOBID={NAME} bash "$1" &)\necho {NAME}\n',
     "qstat": '#!/bin/bash\ncat "$RECORD"\n',
+    "qselect": f'#!/bin/bash\n[[ "$*" == *"-N glm46-{KEY[:6]}" ]] && echo {NAME}\n',
     "pbsdsh": PBSDSH,
 }
 
@@ -124,6 +125,21 @@ def test_the_script_runs_the_job_on_each_of_its_nodes(commands, tmp_path):
 )
 def test_records_are_read(text, record):
     assert parse_record(text, NAME) == record
+
+
+def test_a_job_whose_submitter_was_killed_before_it_wrote_the_name_is_found_and_not_submitted_twice(commands, tmp_path):
+    """By the log that it writes: one of another home has its name."""
+    launcher = ScheduledLauncher(tmp_path, Pbs())
+    for home, name in ((tmp_path, NAME), (tmp_path / "elsewhere", "13.head")):
+        (commands / "qsub").write_text(f"#!/bin/bash\necho {NAME}\n")
+        launcher.submit(job(tmp_path))
+        (tmp_path / KEY / SUBMISSION_FILE).unlink()
+        (commands / "qsub").write_text("#!/bin/bash\necho 13.head\n")
+        (tmp_path / "record").write_text(shown("Q", Output_Path=f"head:{home / KEY / 'pbs.log'}"))
+        launcher.submit(job(tmp_path))
+        assert launcher._name(KEY) == name
+        for left in (SUBMISSION_FILE, "job.pbs"):
+            (tmp_path / KEY / left).unlink()
 
 
 def test_a_refusal_and_a_job_that_can_never_run_end_with_the_schedulers_words(commands, tmp_path):

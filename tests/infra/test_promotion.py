@@ -94,7 +94,9 @@ class Registry:
     def promote(self, version, anchored, rivals=None, store=None):
         rivals = rivals or self.rivals()
         store = store or self.store
-        return promote(self.client, store, self.model, version, anchored, rivals, self.said.append)
+        return promote(
+            self.client, store, self.model, version, dict.fromkeys(anchored, version), rivals, self.said.append
+        )
 
     def roll_back(self, reason=REASON):
         return roll_back(self.client, self.store, self.model, reason, self.said.append)
@@ -264,6 +266,32 @@ def test_whatever_write_a_kill_comes_before_all_or_nothing_has_moved_for_the_nex
             break
     assert ended == {"nothing", "all"} and write > 5
     assert {alias: number for alias, number in registry.aliases.items() if alias != CANDIDATE} == after
+
+
+@pytest.mark.parametrize(
+    ("act", "deleted", "write", "left"),
+    [
+        ("promotion", "4", 1, reigning("3", "2", bits_per_byte="3", pass_at_1="2")),
+        ("promotion", "4", 4, reigning("3", "2", bits_per_byte="3", pass_at_1="2")),
+        ("promotion", "3", 4, reigning("4", "2", bits_per_byte="4", pass_at_1="2")),
+        ("rollback", "1", 1, reigning("2", bits_per_byte="2", pass_at_1="2")),
+        ("rollback", "2", 1, {"champion": "3", "previous": "1", "anchor_bits_per_byte": "3"}),
+        ("rollback", "2", 7, reigning("1")),
+    ],
+)
+def test_begun_moves_to_a_version_that_was_deleted_since_are_left_out(act, deleted, write, left, registry):
+    """A promotion of 4 after 1, 2, 3, or a rollback of 3, before whose n-th write a kill comes."""
+    three_champions(registry)
+    fourth = registry.version()
+    with killed_before(write), pytest.raises(Killed):
+        registry.roll_back() if act == "rollback" else registry.promote(fourth, ("bits_per_byte",))
+    registry.client.delete_model_version(registry.model, deleted)
+    registry.rivals()
+    assert f"; deleted since: version {deleted})" in registry.said[-1]
+    assert registry.aliases == left
+    assert MOVES_TAG not in registry.client.get_registered_model(registry.model).tags
+    if "previous" in left:
+        assert registry.roll_back().restored == left["previous"], "the next act goes on"
 
 
 def restore(registry, aliases, candidate) -> None:

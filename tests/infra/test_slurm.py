@@ -14,7 +14,7 @@ import pytest
 
 from configs.schema import QueueResources
 from infra.jobs import scheduled_jobs, slurm_jobs, slurm_reasons
-from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError
+from infra.jobs.launchers import SUBMISSION_FILE, Job, JobFailedError, JobHandle, JobLostError
 from infra.jobs.open_launcher import launcher_of
 from infra.jobs.scheduled_jobs import NoAnswerError, ScheduledLauncher, SchedulerRecord
 from infra.jobs.scheduled_jobs import end_of as end_of_job
@@ -82,6 +82,33 @@ def test_a_job_in_a_container_needs_the_plugin_that_starts_it(tmp_path, monkeypa
         f"--container-mounts={home}:{home}",
         f"--container-workdir={ROOT}",
     } <= set(started)
+
+
+def test_a_job_whose_submitter_was_killed_before_it_wrote_the_name_is_found_and_not_submitted_twice(
+    tmp_path, monkeypatch
+):
+    """squeue lists it with its script, beside one of another home."""
+    others = f"6 {tmp_path}/elsewhere/{KEY}/job.sbatch\n"
+    (tmp_path / "bin").mkdir()
+    for name, text in {
+        "sbatch": f"echo x >> {tmp_path}/submitted; echo 7",
+        "squeue": f'[[ "$*" == *"--name=glm46-{KEY} "* ]] && cat {tmp_path}/listed',
+        "scontrol": f"echo '{SHOWN.format('PENDING', 'Resources', '(null)')}'",
+    }.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    for own, num_submitted in ((f"7 {tmp_path}/{KEY}/job.sbatch\n", 1), ("", 2)):
+        ScheduledLauncher(tmp_path, Slurm()).submit(job(tmp_path, "succeed"))
+        (tmp_path / KEY / SUBMISSION_FILE).unlink()
+        (tmp_path / "listed").write_text(others + own)
+        launcher = ScheduledLauncher(tmp_path, Slurm())
+        handle = launcher.submit(job(tmp_path, "succeed"))
+        assert len((tmp_path / "submitted").read_text().split()) == num_submitted
+        assert launcher._name(KEY) == "7" and launcher.poll(handle).state == "queued"
+        (tmp_path / KEY / SUBMISSION_FILE).unlink()
+        (tmp_path / KEY / "job.sbatch").unlink()
+        (tmp_path / "submitted").write_text("")
 
 
 def test_records_of_controller_and_accounting_are_read():
@@ -263,6 +290,10 @@ def test_jobs_run_fail_stop_and_are_lost_on_a_real_slurm(cluster, launcher, tmp_
     launcher.submit(job(tmp_path, "stop on request"))
     wait_for(lambda: len(starts(tmp_path)) == before + 1 and len(starts(tmp_path, 1)) > before, seconds=60)
     assert launcher.submit(job(tmp_path, "stop on request")) == handle, "a running job is attached to"
+    submitted = (tmp_path / KEY / SUBMISSION_FILE).read_text()
+    (tmp_path / KEY / SUBMISSION_FILE).unlink()  # as a kill between sbatch and the write
+    launcher.submit(job(tmp_path, "stop on request"))
+    assert (tmp_path / KEY / SUBMISSION_FILE).read_text() == submitted
     assert Slurm().look(stuck, tmp_path).state == "cancelled"
     launcher.cancel(handle, grace_seconds=60)
     assert launcher.poll(handle).state == "interrupted"

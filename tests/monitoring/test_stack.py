@@ -16,7 +16,7 @@ from infra.monitoring import stack
 from infra.monitoring.dashboards import DASHBOARDS, expressions
 from infra.monitoring.grafana import write_dashboards
 from infra.monitoring.prometheus import WEBHOOK_VARIABLE, alertmanager, monitoring_dir, prometheus_configuration
-from infra.monitoring.services import read_services, stop_services
+from infra.monitoring.services import read_services, started_with, stop_services
 from infra.monitoring.stack import bring_up_monitoring
 
 
@@ -56,6 +56,19 @@ def test_the_exporter_starts_once_and_again_where_it_was_killed_and_the_rest_is_
     second = read_services(watched_home)["exporter"]
     assert second.pid != first.pid and json.loads(targets.read_text()) == [{"targets": [second.address]}]
     assert stop_services(watched_home) == 1 and not read_services(watched_home)
+
+
+def test_an_exporter_of_another_store_is_started_anew_for_the_one_that_is_named(watched_home, tmp_path):
+    ports = free_port(), free_port()
+    bring_up_monitoring(watched_home, *ports)
+    pids = [read_services(watched_home)["exporter"].pid]
+    for store in (tmp_path / "other", tmp_path / "other", None):
+        said = bring_up_monitoring(watched_home, *ports, None if store is None else str(store))[0]
+        pids.append(read_services(watched_home)["exporter"].pid)
+        assert said.endswith(": started anew, it read another store") is (len(pids) == 2), said
+    assert pids[0] != pids[1] == pids[2] == pids[3]
+    command = started_with(watched_home, read_services(watched_home)["exporter"])
+    assert command[-2:] == ["--store", str(tmp_path / "other")] and not psutil.pid_exists(pids[0])
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(watched_home):

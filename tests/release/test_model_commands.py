@@ -67,7 +67,7 @@ def commanded(mlflow_server, tmp_path_factory):
     run_id = ensure_run(client, "glm46-commanded", "toy", weights.key, None, {})
     root = home.mlflow_dir / "artifacts"
     version, _ = ensure_registered(client, MODEL, weights, "hf", run_id, root, {GGUF_TAG: gguf.key}, "")
-    promote(client, store, MODEL, version, (), look_up_rivals(client, store, MODEL, (), print), print)
+    promote(client, store, MODEL, version, {}, look_up_rivals(client, store, MODEL, (), print), print)
     return Commanded(home.root, str(path), weights.directory("hf"))
 
 
@@ -117,6 +117,25 @@ def test_profile_of_a_version_measures_levels_memory_and_drafts(commanded, tmp_p
     falling = commanded.glm46("profile", *given, "--concurrency", "2,1", "--output", tmp_path / "other")
     assert falling.exit_code == 2 and "write rising numbers of requests, as 1,2,4,8" in falling.stderr
     assert not (tmp_path / "other").exists()
+
+
+def test_no_command_that_reads_a_store_makes_one_of_a_directory_that_is_none(commanded, tmp_path):
+    """Neither of a name that was typed wrongly, nor in a directory that holds something else."""
+    (tmp_path / "papers").mkdir()
+    for arguments in (
+        ("serve", "--print", "--scale", commanded.scale),
+        ("chat", "--prompt", "x", "--scale", commanded.scale),
+        ("eval", "champion", "--suite", "smoke", "--scale", commanded.scale, "--output", tmp_path / "no.json"),
+        ("convert", "champion", tmp_path / "no.gguf", "--to", "gguf", "--scale", commanded.scale),
+        ("generate", "champion", "--prompt", "x", "--scale", commanded.scale),
+        ("profile", "champion", "--scale", commanded.scale, "--output", tmp_path / "no"),
+        ("rollback", commanded.scale, "--reason", "x"),
+    ):
+        for name, wrong in (("typo", "does not exist"), ("papers", "is no store")):
+            refused = commanded.glm46(*arguments, "--store", tmp_path / name)
+            assert f"glm46: store {tmp_path / name} {wrong}: name the one that the runs" in refused.stderr, arguments
+            assert refused.exit_code == (1 if arguments[0] == "profile" else 2), arguments
+    assert [path.name for path in tmp_path.iterdir()] == ["papers"] and not [*(tmp_path / "papers").iterdir()]
 
 
 def test_fetch_copies_a_model_of_the_hub_once_it_is_accounted_for(tmp_path, monkeypatch):

@@ -97,6 +97,66 @@ def test_a_server_that_dies_in_its_answer_breaks_the_connection():
         asyncio.run(ask())
 
 
+def test_a_server_at_port_80_is_asked_without_the_port_and_any_other_is_not():
+    """As curl and browsers do."""
+
+    async def ask(port: int, **headers: str) -> int:
+        other, upstream = await started(serving())
+        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", port, ""))
+        try:
+            async with (
+                ClientSession() as session,
+                session.get(f"http://127.0.0.1:{own}/v1/models", headers=headers) as got,
+            ):
+                return got.status
+        finally:
+            await runner.cleanup()
+            await other.cleanup()
+
+    for host, origin in (("localhost", "http://localhost"), ("127.0.0.1:80", "http://127.0.0.1")):
+        assert asyncio.run(ask(80, Host=host, Origin=origin)) == 200
+    assert asyncio.run(ask(80, Host="localhost", Origin="http://evil.example")) == 403
+    assert [asyncio.run(ask(8000, Host=host)) for host in ("localhost:8000", "localhost", "localhost:80")] == [
+        200,
+        403,
+        403,
+    ]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
+def test_a_required_call_is_held_to_its_grammar_at_both_paths_of_a_chat(path):
+    """By the completion that the gateway asks for; the server's own chat is not asked."""
+    grammars = []
+
+    async def template(_request: web.Request) -> web.Response:
+        return web.json_response({"prompt": "<tool_call>"})
+
+    async def complete(request: web.Request) -> web.Response:
+        grammars.append((await request.json())["grammar"])
+        made = {"content": "time\n</tool_call>", "stop_type": "eos", "model": "m"}
+        return web.json_response(made | {"tokens_evaluated": 1, "tokens_predicted": 2, "timings": {}})
+
+    async def ask() -> dict:
+        application = web.Application()
+        application.router.add_post("/apply-template", template)
+        application.router.add_post("/completion", complete)
+        other, upstream = await started(application)
+        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", 0, KEY))
+        headers = {"Authorization": f"Bearer {KEY}"}
+        try:
+            async with (
+                ClientSession() as session,
+                session.post(f"http://127.0.0.1:{own}{path}", json=CALL, headers=headers) as got,
+            ):
+                return await got.json()
+        finally:
+            await runner.cleanup()
+            await other.cleanup()
+
+    (answer,) = asyncio.run(ask())["choices"]
+    assert answer["message"]["tool_calls"][0]["function"] == {"name": "time", "arguments": "{}"} and grammars
+
+
 TOOL = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"messages": [], "tools": [TOOL], "tool_choice": "required"}
 

@@ -54,7 +54,7 @@ def followed(mlflow_server, tmp_path_factory):
         run_id = ensure_run(client, "glm46-followed", name, weights.key, None, {})
         root = home.mlflow_dir / "artifacts"
         version, _ = ensure_registered(client, MODEL, weights, "hf", run_id, root, {GGUF_TAG: gguf.key}, "")
-        promote(client, store, MODEL, version, (), look_up_rivals(client, store, MODEL, (), print), print)
+        promote(client, store, MODEL, version, {}, look_up_rivals(client, store, MODEL, (), print), print)
     return Followed(home.root, str(path), client)
 
 

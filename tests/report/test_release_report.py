@@ -26,7 +26,7 @@ from tasks.report.report_inputs import ReportedPhases, ReportedRewardModel
 from tasks.report.report_lineage import named_stages, time_section
 from tasks.report.report_page import Section, page, table
 from tasks.report.report_solutions import solutions_section
-from tasks.report.report_training import _reward_parts, training_section
+from tasks.report.report_training import _loads, _reward_parts, training_section
 from tasks.report.trend_page import trend_run
 from tasks.report.write_report import _facts, publish_report
 from tasks.training.watch.effective_time import TIME_FILE, Stretch
@@ -448,6 +448,14 @@ def test_measured_prompts_are_counted_with_the_band_that_was_asked(store):
     assert "out of time" not in _reward_parts(timed[2:])
     played = [timed[0] | {"episode_turns": 3.0}, timed[1], timed[2] | {"episode_turns": 5.0}]
     assert "turns of an episode 4.000" in _reward_parts(played), "a step may play no episode"
+
+
+def test_expert_load_is_drawn_where_only_a_later_phase_has_logged_some(store):
+    phases = reported_phases(store, ("pretrain_general", "sft")).phases
+    spans = [Span(phase.name, 100.0 * number, 100.0 * (number + 1)) for number, phase in enumerate(phases)]
+    logs = [[{"step": 1, "tokens": 50}], [{"step": 1, "tokens": 50, "expert_load_0": 1.5, "expert_load_1": 2.5}]]
+    drawn = _loads(list(zip(phases, spans, logs, strict=True)), spans)
+    assert drawn is not None and "layer 1 1.50, layer 2 2.50" in drawn[1]
 
 
 def test_the_loss_of_a_pair_is_called_no_cross_entropy_and_a_reward_model_is_counted(store, data):

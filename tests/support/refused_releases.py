@@ -668,7 +668,10 @@ def overtaking(registry: Any, store: Store, name: str, winner_digest: str) -> An
             winner = find_version(registry, MODEL, winner_digest)
             assert winner is not None
             rivals = look_up_rivals(registry, store, MODEL, FIGURES, print)
-            assert promote(registry, store, MODEL, winner.version, ("bits_per_byte",), rivals, print) == "done"
+            assert (
+                promote(registry, store, MODEL, winner.version, {"bits_per_byte": winner.version}, rivals, print)
+                == "done"
+            )
         elif len(calls) == 1:
             roll_back(registry, store, MODEL, "it was too good to be true", print)
         return promote_release(*arguments)

@@ -15,7 +15,7 @@ from infra.registry.model_registry import CHAT_TAG, RegisteredVersion, find_regi
 from infra.serving.model_client import key_of
 from infra.serving.model_server import LOOPBACK
 from infra.serving.vllm_program import CPU_BUILD, VLLM, vllm_version
-from infra.storage.open_store import open_store
+from infra.storage.open_store import open_known_store
 from infra.storage.store import Store
 from tasks.serving.engine_command import VERSIONS
 from tasks.serving.fleet import Fleet, find_fleet
@@ -150,7 +150,7 @@ def ask(
     return Asked(
         scale=own,
         alias=alias,
-        store=open_store(store, home),
+        store=open_known_store(store, home),
         home=home,
         fleet=fleet,
         wishes=wishes,

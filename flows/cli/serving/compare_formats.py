@@ -14,7 +14,7 @@ from infra.home import Home
 from infra.registry.model_registry import FIGURES_TAG, GGUF_TAG, model_name, open_registry
 from infra.registry.registered_versions import named_version
 from infra.step import Artifact
-from infra.storage.open_store import open_store
+from infra.storage.open_store import open_known_store
 from tasks.evaluation.comparisons import FigureChange
 from tasks.evaluation.intervals import Interval
 from tasks.release.convert_to_gguf import GgufFiles
@@ -102,7 +102,7 @@ def measured_formats(target: str, home: Home, scale: str, store_address: str | N
     not start."""
     comparison, registered = compare_formats(target, home, scale, store_address), model_name(load_scale(scale).scale)
     version = named_version(open_registry(home), registered, target).registered
-    gguf = open_store(store_address, home).load(version.tag(GGUF_TAG), GgufFiles)
+    gguf = open_known_store(store_address, home).load(version.tag(GGUF_TAG), GgufFiles)
     found = measure_speeds({name: gguf.path(file) for name, file in gguf.record.file_names.items()}, home)
     return with_speeds(comparison, found)
 
@@ -129,7 +129,7 @@ def compare_formats(target: str, home: Home, scale: str, store_address: str | No
             f"version {version.version} of {registered} was not released: its formats were not measured. Name the "
             f"version of a release, or two models"
         )
-    store = open_store(store_address, home)
+    store = open_known_store(store_address, home)
     formats = _gguf_formats(store.load(keys.pop(GGUF), GgufEvaluation))
     formats += [_quantized_format(store.load(key, QuantizedEvaluation)) for _, key in sorted(keys.items())]
     return FormatComparison(target=f"{registered} version {version.version}", formats=tuple(formats))

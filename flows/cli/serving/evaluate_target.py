@@ -25,7 +25,7 @@ from infra.registry.registered_versions import named_version
 from infra.serving.model_client import ModelClient
 from infra.serving.model_server import running_model_server
 from infra.step import Progress
-from infra.storage.open_store import open_store
+from infra.storage.open_store import open_known_store
 from tasks.evaluation.benchmarks.run_suite import Asked, read_suite_items, run_suite
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
@@ -86,7 +86,7 @@ def find_target(target: str, home: Home, scale: str, store: str | None) -> Targe
         raise ValueError(f"no directory {path.absolute()}: name a checkpoint in the Hugging Face layout that exists")
     registered = model_name(load_scale(scale).scale)
     version = named_version(open_registry(home), registered, target).registered
-    checkpoint = open_store(store, home).load(version.key, TrainedCheckpoint)
+    checkpoint = open_known_store(store, home).load(version.key, TrainedCheckpoint)
     return Target(f"{registered} version {version.version}", "", None, checkpoint.directory("hf"))
 
 

@@ -14,7 +14,7 @@ from flows.cli.serving.serve_model import find_version, served_model
 from infra.home import Home
 from infra.serving.model_client import ModelClient
 from infra.serving.model_server import Access
-from infra.storage.open_store import open_store
+from infra.storage.open_store import open_known_store
 from model.formats.hf_checkpoint import read_config
 from tasks.release.server_profile import (
     LLAMA_SERVER,
@@ -70,7 +70,7 @@ def profile_target(
             target=target, levels=measured, memory_bytes=memory, drafts=(), not_measured="; ".join([*unseen, NO_DRAFTS])
         )
     else:
-        configuration, opened = load_scale(scale), open_store(store, home)
+        configuration, opened = load_scale(scale), open_known_store(store, home)
         version = find_version(home, configuration, target)
         checkpoint_dir = opened.load(version.key, TrainedCheckpoint).directory("hf")
         has_drafts = read_config(checkpoint_dir).num_nextn_predict_layers > 0

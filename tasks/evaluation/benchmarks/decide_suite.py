@@ -60,6 +60,7 @@ def decide_suite(
         for name in recipe.bounds
         if _takes_over(name, evaluation, champion_evaluation, anchors, recipe, verdict, served)
     )
+    unanchored = [name for name in map(anchored_figure, recipe.bounds) if name not in {*anchors.evaluations, *anchored}]
     decision = GateDecision(
         accepted=verdict.is_held,
         bounds=tuple(verdict.bounds),
@@ -67,6 +68,7 @@ def decide_suite(
         champion_digest="" if champion_evaluation is None else champion_evaluation.digest,
         anchor_digests={figure: anchor.digest for figure, anchor in anchors.evaluations.items()},
         anchored=anchored,
+        champion_anchored=() if champion_evaluation is None else tuple(unanchored),
     )
     output.path("decision.json").write_text(
         json.dumps(decision.model_dump(mode="json"), indent=1, sort_keys=True) + "\n"
@@ -101,8 +103,9 @@ def _takes_over(
     served: ServedFigures | None,
 ) -> bool:
     """Whether the candidate becomes the benchmark's anchor: there is none, or it is better beyond interval and noise.
-    An anchor that is the champion, or the candidate itself, is not judged a second time."""
-    anchor = anchors.evaluations.get(anchored_figure(benchmark))
+    A benchmark that was added while the champion reigns has none: there the champion is compared. An anchor that is the
+    champion, or the candidate itself, is not judged a second time."""
+    anchor = anchors.evaluations.get(anchored_figure(benchmark), champion_evaluation)
     if anchor is None or anchor.digest == evaluation.digest:
         return anchor is None
     bound = recipe.bounds[benchmark]

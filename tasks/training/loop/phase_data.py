@@ -227,11 +227,13 @@ class PolicyData:
             at_once = answers_at_once(self.job.recipe, self.job.resources, plan.num_rows)
             model = policy_model(self.model, self.dtype)
             return InProcessEngine(model, weights_version=str(step), batch_sequences=at_once)
-        hf_dir = Path(self.job.work_dir) / "rollout_weights"
+        work_dir = Path(self.job.work_dir)
+        hf_dir = work_dir / "rollout_weights"
         shutil.rmtree(hf_dir, ignore_errors=True)
         export_model(self.job, self.model, hf_dir)
-        server, version = self.job.resources.rollout_server, f"{self.job.recipe.phase}-{step}"
-        return ServedEngine(self.objective.rollouts, server, hf_dir, version)
+        # With digits of the key: another run that uses the server has steps of the same numbers.
+        version = f"{self.job.recipe.phase}-{work_dir.name[:12]}-{step}"
+        return ServedEngine(self.objective.rollouts, self.job.resources.rollout_server, hf_dir, version)
 
     def _log_probabilities(self, rows: AnswerRows) -> Tensor:
         return self._likelihood(policy_model(self.model, self.dtype), rows, self.comparison)

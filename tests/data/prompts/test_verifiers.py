@@ -149,6 +149,8 @@ def test_a_program_that_waits_gets_no_verdict_and_one_that_computes_for_ever_is_
     waits = "```python\nimport time\ndef add(a, b):\n    time.sleep(1000)\n```"
     computes = "```python\ndef add(a, b):\n    while True:\n        pass\n```"
     assert verdict("code_with_tests", tests, waits) is None
+    # Other programs of a busy machine may make a second of processor time last for long.
+    monkeypatch.setattr(code_sandbox, "WALL_SECONDS", 600)
     assert verdict("code_with_tests", tests, computes) is False
 
 

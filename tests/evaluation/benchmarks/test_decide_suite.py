@@ -106,6 +106,9 @@ def test_an_anchor_moves_only_to_a_candidate_that_is_better_beyond_the_interval(
     assert decide(better, GOOD, anchors=anchors).anchored == ("benchmark_gsm8k",)
     again = decide(GOOD, anchors=anchors)
     assert again.anchored == () and [bound.against for bound in again.bounds] == ["", ""], "not compared with itself"
+    added = decide(better, GOOD, anchors={})
+    assert (added.anchored, added.champion_anchored) == (("benchmark_gsm8k",), ("benchmark_bfcl",)), "the best of both"
+    assert not decide(better, GOOD, anchors=anchors).champion_anchored and not first.champion_anchored
     with pytest.raises(ValueError, match=r"benchmark gsm8k: .* has 20 items and .* 40, which are not the same"):
         decide(GOOD, anchors={"benchmark_gsm8k": {**GOOD, "gsm8k": right_answers(0.8, 20)}})
     with pytest.raises(ValueError, match="hold different benchmarks: evaluate both with the same --suite"):
@@ -297,6 +300,8 @@ def test_the_flow_asks_candidate_champion_and_anchor_and_keeps_the_champions_own
     assert worse.record.refusals[0].startswith("accuracy of benchmark needle differs from the champion's by -0.3000")
     again, stages = judge(0.8, champion=0.8, tags={SUITE_TAG: first.key})
     assert again.digest == first.digest and stages == ["evaluate suite"]
+    other, stages = judge(0.8, champion=0.8, tags={SUITE_TAG: worse.key})
+    assert other.record.accepted and stages == ["evaluate suite", "gate suite"], "that decision is on other answers"
     below, stages = judge(0.75, champion=0.8, anchor=1.0)
     assert stages[1:] == ["evaluate suite of champion", "evaluate suite of anchor_benchmark_needle", "gate suite"]
     assert below.record.refusals[0].startswith("accuracy of benchmark needle differs from the anchor's by -0.2500")

@@ -241,7 +241,8 @@ def test_a_phase_trains_on_what_its_server_samples(kind, tmp_path):
         )
     finally:
         server.stop()
-    assert server.versions == [STARTED, "rl_reasoning-1", "rl_reasoning-2", "rl_reasoning-3"]
+    versions = [f"rl_reasoning-{trained.key[:12]}-{step}" for step in (1, 2, 3)]
+    assert server.versions == [STARTED, *versions], "another run with steps of these numbers has other names"
     lines = metrics_of(trained.path("metrics.jsonl"))
     assert len(lines) == 3 and all(line["rollout_log_ratio"] < 1e-5 for line in lines)
     groups = metrics_of(trained.path("rollouts.jsonl"))
