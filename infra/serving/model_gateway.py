@@ -4,7 +4,8 @@ A browser sends requests to loopback on behalf of any page. So without a key a r
 server's own is refused; with one, a request that does not bring it is, whoever sends it. llama.cpp's server is asked
 with a key that only this process has. llama.cpp reports log-probabilities of /v1/completions in the shape of chat
 completions. The gateway gives them the shape of OpenAI's API; llama.cpp's own shape, with token ids, stays beside it as
-`content`. A required function call is made here, by a grammar of our own (required_call.py).
+`content`. A required function call is made here, by a grammar of our own (required_call.py), for chats in OpenAI's
+older shape; in other shapes of llama.cpp it is refused.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ MAX_REQUEST_BYTES = 64 << 20
 COMPLETIONS = "/v1/completions"
 CHATS = ("/v1/chat/completions", "/chat/completions")
 """Both are llama.cpp's."""
+OTHER_CHATS = ("/v1/responses", "/responses", "/v1/messages")
+"""Chats in other shapes, which llama.cpp translates behind this gateway: of a required call it would hold only the end
+of the answer, and ignore the name."""
 HTTP_PORT = 80
 """Clients leave it out of Host and Origin."""
 HEALTH = "/health"
@@ -122,6 +126,8 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
                 return await _make_call(request, call)
         except ValueError as error:
             return _refusal(400, str(error))
+    if request.method == "POST" and request.path in OTHER_CHATS and _requires_call(_json_object(body)):
+        return _refusal(400, f"a call can be required at {CHATS[0]} only: ask there, or with tool_choice auto or none")
     if request.method == "POST" and request.path == COMPLETIONS:
         asked = _json_object(body)
         if asked.get("echo"):
@@ -139,6 +145,13 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
                 return await _send(request, response, _reshaped_events(answer.content))
             return await _send(request, response, _once(_reshaped(await answer.read(), {})))
         return await _send(request, response, answer.content.iter_any())
+
+
+def _requires_call(asked: Mapping[str, Any]) -> bool:
+    """Of a request in another shape: OpenAI's responses have a word or an object, Anthropic's messages an object."""
+    choice = asked.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    return bool(asked.get("tools")) and kind not in (None, "auto", "none")
 
 
 async def _make_call(request: web.Request, call: RequiredCall) -> web.StreamResponse:

@@ -178,3 +178,39 @@ def test_a_limit_of_no_tokens_is_not_none():
     call = required_call({**CALL, "max_tokens": 0, "chat_template_kwargs": None})
     assert call is not None and call.completion("")["n_predict"] == 0
     assert call.template["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("path", "choices"),
+    [
+        ("/v1/responses", ["required", {"type": "function", "name": "time"}]),
+        ("/responses", ["required"]),
+        ("/v1/messages", [{"type": "any"}, {"type": "tool", "name": "time"}]),
+    ],
+)
+def test_a_call_that_another_api_requires_is_refused_and_its_other_requests_pass(path, choices):
+    """llama.cpp's own grammar, which such a request would get, does not hold what our gateway promises."""
+
+    async def ask(*asked: dict) -> list[int]:
+        async def answer(_request: web.Request) -> web.Response:
+            return web.json_response({})
+
+        application = web.Application()
+        application.router.add_post(path, answer)
+        other, upstream = await started(application)
+        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", 0, KEY))
+        headers = {"Authorization": f"Bearer {KEY}"}
+        try:
+            async with ClientSession(headers=headers) as session:
+                answers = [await session.post(f"http://127.0.0.1:{own}{path}", json=each) for each in asked]
+                said = [(await each.json())["error"]["message"] for each in answers if each.status == 400]
+                assert all("required at /v1/chat/completions only" in message for message in said)
+                return [each.status for each in answers]
+        finally:
+            await runner.cleanup()
+            await other.cleanup()
+
+    required = [{"tools": [TOOL], "tool_choice": choice} for choice in choices]
+    free = [{"tools": [TOOL], "tool_choice": choice} for choice in ("auto", "none", {"type": "auto"}, None)]
+    assert asyncio.run(ask(*required)) == [400] * len(required)
+    assert asyncio.run(ask(*free, {"tool_choice": "required"}, {})) == [200] * (len(free) + 2)
