@@ -52,12 +52,17 @@ app.add_typer(checkpoint_app, name="checkpoint")
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. What no command foresaw, a damaged database for one, is one message too."""
     assert_packages_are_ours()
+    from infra.home import named_home
     from infra.servers.loopback import reach_loopback_directly
 
     reach_loopback_directly()
-    app()
+    try:
+        with failures(named_home()):
+            app()
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
 
 
 def assert_packages_are_ours() -> None:

@@ -174,6 +174,14 @@ def test_unreadable_sources_stop_the_run_and_are_named(tmp_path):
     expect(finished, 1, "latin.txt", "cut.jsonl.gz")
 
 
+@pytest.mark.parametrize("arguments", [("lineage", "model", "champion"), ("rollback", "--reason", "x"), ("chat",)])
+def test_a_registry_that_is_damaged_is_one_message(arguments, home):
+    (home.store_dir / "manifests").mkdir(parents=True, exist_ok=True)
+    (home.mlflow_dir / "mlflow.db").write_bytes(b"no database" * 500)
+    log_path = home.run_dir / "last-error.log"
+    expect(glm46(*arguments, home=home.root), 1, "file is not a database", f"the traceback is in {log_path}")
+
+
 def test_a_log_that_cannot_be_written_hides_no_error(home, capsys):
     (home.run_dir / "last-error.log").symlink_to("/dev/full")
     with pytest.raises(typer.Exit), failures(home):
