@@ -43,6 +43,13 @@ class Home:
         """Progress of an unfinished step: survives crashes, goes after the commit."""
         return self.work_root / key
 
+    def is_at(self, root: str) -> bool:
+        """Whether an absolute path names this home, perhaps by another name: through a link, or mounted again."""
+        try:
+            return root == str(self.root) or (os.path.isabs(root) and self.root.samefile(root))
+        except OSError:
+            return False
+
 
 def named_home() -> Home:
     """The home named by GLM46_HOME, which may not exist."""

@@ -50,7 +50,7 @@ def lasting_mlflow(home: Home, uri: str) -> str:
     """Address of MLflow's pages after the run that uses the server at `uri`. A private server ends with its run;
     `glm46 up` shows the same pages at its own port."""
     recorded = read_servers_file(home)
-    is_private = os.environ.get(SERVER_HOME) == str(home.root) and (recorded is None or recorded.mlflow != uri)
+    is_private = home.is_at(os.environ.get(SERVER_HOME, "")) and (recorded is None or recorded.mlflow != uri)
     return f"http://127.0.0.1:{PORTS['mlflow']}" if is_private else uri
 
 
@@ -83,7 +83,7 @@ def recorded_process(pid: int, home: Home) -> psutil.Process | None:
     """The recorded process, unless it has ended or another process has its id."""
     try:
         process = psutil.Process(pid)
-        is_ours = process.environ().get("GLM46_HOME") == str(home.root) and process.status() != psutil.STATUS_ZOMBIE
+        is_ours = home.is_at(process.environ().get("GLM46_HOME", "")) and process.status() != psutil.STATUS_ZOMBIE
         return process if is_ours else None
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None

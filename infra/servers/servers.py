@@ -68,7 +68,7 @@ def refuse_unlinkable_weights(home: Home, store_uri: str) -> None:
     """Raises ValueError where a version's weights could not be registered: MLflow reads them in S3, or in the home of
     its server, where they are linked."""
     server_home = os.environ.get(SERVER_HOME, str(home.root))
-    if server_home != str(home.root) and not store_uri.startswith("s3://"):
+    if not home.is_at(server_home) and not store_uri.startswith("s3://"):
         raise ValueError(
             f"GLM46_HOME is {home.root}, the servers are those of {server_home}: name a store that both reach "
             f"(store s3://bucket/prefix), or set GLM46_HOME of this worker to {server_home}, mounted here"

@@ -122,7 +122,7 @@ def find_garbage(
     invalid = _invalid_manifests(names)
     named = _named_attempts(store, names)
     attempts, half_written = _nameless_files(store, named, held, oldest)
-    is_ours = any(lease.record and lease.record.home == str(store.home.root) for lease in leases if lease.is_held)
+    is_ours = any(lease.record and store.home.is_at(lease.record.home) for lease in leases if lease.is_held)
     return Garbage(
         attempts=tuple(attempts),
         manifests=tuple(

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 
 import pytest
 
@@ -13,8 +14,9 @@ from configs import machine
 from configs.load import load_scale
 from flows.stages import launchers_of
 from infra.child_process import free_port
+from infra.home import Home
 from infra.machine import doctor
-from infra.servers.recorded_servers import ServerUrls, record
+from infra.servers.recorded_servers import ServerUrls, ended_servers, record
 from tests.support.pipeline import glm46
 
 
@@ -55,6 +57,21 @@ def test_recorded_servers_that_do_not_answer_are_dead_only_without_a_process(hom
         check = named(doctor.check_machine(home), "servers")
         process.kill()
     assert (check.passed, check.found, check.fix) == (False, found, fix)
+
+
+def test_servers_of_a_home_are_known_by_every_name_of_it(home, tmp_path):
+    """Else a run that names the home through a link would use its databases beside the servers of `glm46 up`."""
+    link = tmp_path / "link"
+    link.symlink_to(home.root)
+    linked = Home(link)
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "GLM46_HOME": str(home.root)}) as process:
+        urls = ServerUrls(prefect="", mlflow="", pids={"prefect": process.pid, "mlflow": process.pid})
+        while ended_servers(home, urls):  # Popen returns before /proc shows the environment
+            time.sleep(0.001)
+        assert ended_servers(linked, urls) == []
+        assert ended_servers(Home(tmp_path), urls) == ["prefect", "mlflow"]
+        process.kill()
+    assert not linked.is_at("") and not linked.is_at("absent") and not linked.is_at(str(tmp_path / "absent"))
 
 
 def test_a_port_of_up_that_is_taken_is_said(home, monkeypatch):
