@@ -8,15 +8,19 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import yaml
 
 from configs.load import load_scale
+from flows.cli.serving.asked_server import Options, ask
+from flows.cli.serving.serve_asked import next_version
+from infra.home import Home
 from infra.registry.experiment_tracking import connect, ensure_run
-from infra.registry.model_registry import GGUF_TAG, ensure_registered, model_name
+from infra.registry.model_registry import GGUF_TAG, RegisteredVersion, ensure_registered, model_name
 from infra.registry.promotion import look_up_rivals, promote
+from infra.serving.model_server import ModelServer
 from infra.storage.open_store import open_store
 from tasks.release.convert_to_gguf import convert_to_gguf
 from tests.conftest import ROOT
@@ -99,6 +103,35 @@ def test_a_served_champion_follows_a_rollback_at_its_address(followed):
     again = followed.glm46("rollback", followed.scale, "--reason", "once more")
     assert again.exit_code == 1 and "there is nothing to roll back to" in again.stderr
     assert "Traceback" not in again.stderr and len(again.stderr.splitlines()) == 1
+
+
+def test_a_next_version_that_cannot_be_served_leaves_the_one_before(followed, capfd):
+    """An alias that was moved by hand to a version of which glm46 knows nothing, or whose files are gone."""
+    client, home = followed.client, Home(followed.home)
+    foreign = client.create_model_version(MODEL, "s3://none/none", tags={GGUF_TAG: "0" * 64}).version
+    none = Options(**{field.name: None for field in fields(Options)})
+    asked = ask(none, None, home, followed.scale, "champion", "", None)
+    first, second = (RegisteredVersion(number, client.get_model_version(MODEL, number).tags) for number in "12")
+    before = client.get_model_version_by_alias(MODEL, "champion").version
+    server = subprocess.Popen(["sleep", "600"])
+    try:
+        client.set_registered_model_alias(MODEL, "champion", foreign)
+        with ThreadPoolExecutor(1) as beside:
+            following = beside.submit(next_version, asked, ModelServer("", server, home.run_dir / "log"), first)
+            said = ""
+            while "version 1 is served still" not in said:
+                assert not following.done(), following.result()
+                said += capfd.readouterr().err
+                time.sleep(0.05)
+            client.set_registered_model_alias(MODEL, "champion", "2")
+            version, placed = following.result()
+        assert "holds no manifest for key 0000" in said and said.count("is served still") == 1
+        assert version == second and placed == asked.of_version(second)
+    finally:
+        server.kill()
+        server.wait()
+        client.set_registered_model_alias(MODEL, "champion", before)
+        client.delete_model_version(MODEL, foreign)
 
 
 def test_a_rollback_without_a_reason_or_a_champion_is_wrong_usage(followed):

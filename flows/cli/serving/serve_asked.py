@@ -51,27 +51,27 @@ def serve_alias(asked: Asked) -> NoReturn:
             port = int(server.url.rpartition(":")[2])
             name = f"{model_name(asked.scale.scale)} version {version.version}"
             print(f"{name} ({asked.alias}) at {server.url}/v1 (Ctrl-C ends it)", flush=True)
-            version = _next_version(asked, server, version)
-            placed = asked.of_version(version)
+            version, placed = next_version(asked, server, version)
 
 
-def _next_version(asked: Asked, server: ModelServer, version: RegisteredVersion) -> RegisteredVersion:
-    """Block until the alias names another version. While the registry does not answer, or the alias is gone, the
-    version before is served, and the reason is printed once."""
-    from mlflow.exceptions import MlflowException
-
+def next_version(
+    asked: Asked, server: ModelServer, version: RegisteredVersion
+) -> tuple[RegisteredVersion, PlacedModel]:
+    """Block until the alias names another version whose files are here. While the registry or the store does not
+    answer, the alias is gone, or the next version cannot be served, the version before is, and the reason is printed
+    once."""
     problem = ""
     while True:
         watch(server, ALIAS_SECONDS)
         try:
             named, found = find_version(asked.home, asked.scale, asked.alias), ""
-        except (ValueError, MlflowException) as error:
-            named, found = version, f"version {version.version} is served still: {error}"
+            if named.version != version.version:
+                return named, asked.of_version(named)
+        except Exception as error:  # of MLflow, its database or the bucket: nothing of them ends a server that answers
+            found = f"version {version.version} is served still: {error}"
         if found not in ("", problem):
             print(found, file=sys.stderr, flush=True)
         problem = found
-        if named.version != version.version:
-            return named
 
 
 def watch(server: ModelServer, seconds: float) -> None:
