@@ -11,7 +11,7 @@ from flows.assess_suite import find_suite_files, with_suite_files
 from flows.check_start import check_start, local_start
 from flows.expect_cost import say_cost
 from flows.mid_train_model import mid_train_model
-from flows.parameters import DataAddress, ScaleName, StageName
+from flows.parameters import DataAddress, ScaleName, StageName, StoreAddress
 from flows.post_train_model import post_train_model
 from flows.prepare_data import prepare_data
 from flows.pretrain_model import pretrain_model
@@ -63,7 +63,7 @@ from tasks.prepared_data import PreparedData
 )
 def full_pipeline(
     scale: ScaleName = "tiny",
-    store: str | None = None,
+    store: StoreAddress | None = None,
     data: DataAddress | None = None,
     from_stage: StageName | None = None,
     start: str | None = None,
@@ -74,7 +74,8 @@ def full_pipeline(
     Args:
         scale: How large: micro, tiny, nightly, ...; a YAML file of your own is named by its path on the worker's
             machine, with its ending.
-        store: Where artifacts are kept: a directory or s3://bucket/prefix. Without one, the home's own store.
+        store: Where artifacts are kept: a directory by its whole path (/...), or s3://bucket/prefix. Without one, the
+            home's own store.
         data: Your documents: a directory or file of the worker's machine, s3://bucket/prefix or hf://owner/name.
             Without one, the documentation of Python on that machine.
         from_stage: Begin at this phase, or at release_model, with the weights that `start` names.

@@ -38,3 +38,5 @@ DataAddress = Annotated[str, AfterValidator(existing_data)]
 StageName = Annotated[
     str, Field(pattern=rf"^({'|'.join([PREPARE_DATA, *PHASE_TEMPLATES, RELEASE_MODEL])})(_[a-z0-9]+)*$")
 ]
+StoreAddress = Annotated[str, Field(pattern="^(/|s3://)")]
+"""Whole: a worker runs in the project's directory, where a relative one would be a new store beside the code."""

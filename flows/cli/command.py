@@ -116,7 +116,8 @@ def run(
             from flows.cli.run_pipeline import run_pipeline
             from flows.show.outcome import print_outcome
 
-            outcome = run_pipeline(home, scale, store, data, from_stage, start, until)
+            address = None if store is None else opened.uri
+            outcome = run_pipeline(home, scale, address, data, from_stage, start, until)
             print_outcome(outcome, scale, store)
             if as_json:
                 print(outcome.model_dump_json(), flush=True)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 import typer
 import yaml
+from prefect.exceptions import ParameterTypeError
 
 from configs.load import load_scale
 from flows.cli.command_errors import failures
+from flows.full_pipeline import full_pipeline
 from model.formats.hf_checkpoint import config_dict
 from tests.conftest import ROOT
-from tests.support.pipeline import glm46
+from tests.support.pipeline import environment, glm46
 
 
 def expect(finished, exit_code, *parts):
@@ -172,6 +176,27 @@ def test_unreadable_sources_stop_the_run_and_are_named(tmp_path):
     (data / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one two three"}\n' * 50)[:-20])
     finished = glm46("run", "micro", "--data", str(data), "--until", "prepare_data", home=tmp_path / "home")
     expect(finished, 1, "latin.txt", "cut.jsonl.gz")
+
+
+RUN_WITHOUT_THE_FLOW = """
+import sys
+from flows.cli import command, run_pipeline
+def run(home, scale, store, *rest):
+    raise ValueError(f"the flow gets {store}")
+run_pipeline.run_pipeline = run
+command.main()
+"""
+
+
+def test_a_relative_store_reaches_the_flow_by_its_whole_path(tmp_path):
+    """The flow refuses a relative one: in a deployment it would be a new one in the directory of the worker."""
+    words = [sys.executable, "-c", RUN_WITHOUT_THE_FLOW, "run", "micro", "--store", "a b"]
+    own = environment(tmp_path / "home")
+    done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
+    assert (done.returncode, f"the flow gets {tmp_path / 'a b'}\n" in done.stderr) == (1, True), done.stderr
+    assert full_pipeline.validate_parameters({"scale": "micro", "store": str(tmp_path / "a b")})
+    with pytest.raises(ParameterTypeError, match="store: String should match pattern"):
+        full_pipeline.validate_parameters({"scale": "micro", "store": "a b"})
 
 
 @pytest.mark.parametrize("arguments", [("lineage", "model", "champion"), ("rollback", "--reason", "x"), ("chat",)])

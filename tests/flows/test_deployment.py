@@ -54,7 +54,8 @@ def test_deployments_state_their_parameters_with_help_and_a_schedule(deployed):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"), [("scale", "hugee", "micro"), ("until", "lunch", "release_model")]
+    ("name", "value", "allowed"),
+    [("scale", "hugee", "micro"), ("until", "lunch", "release_model"), ("store", "artifacts", "s3://")],
 )
 def test_a_wrong_choice_is_refused_before_a_run_exists(name, value, allowed, deployed):
     with pytest.raises(ValueError, match=rf"{value}.*{allowed}"):
