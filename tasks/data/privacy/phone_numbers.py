@@ -92,7 +92,7 @@ NAMED = re.compile(
     r"|(?<![^\W_])(?:tel|tél|tlf|tfno|mob|mobile|cell|desk(?=:)|office(?=:)|whatsapp|wechat|viber|hotline|sms|handy|mobil|telefonnummer|telefonischer"
     r"|mobiltelefon|portable|téléphone|teléfono|celular|móvil|movil|cellulare|telemóvel|komórk\w*|kom|puh|puhelin|gsm|telefoon\w*|тел|телефон\w*"
     r"|моб\w*|phonenumber|numéro|numero|número|rufnummer|durchwahl|nummer)\b[^\d\n]{0,16}\n?[^\d\n]{0,4}$"
-    r"|(?:电话|電話|手机|手機|热线|熱線|传真|傳真|携帯|微信|전화|휴대폰|팩스|연락처|هاتف|الهاتف|جوال|फोन|טלפון|τηλ\w*|โทร\w*)[^\d\n]{0,12}$",
+    r"|(?:电话|電話|手机|手機|热线|熱線|传真|傳真|携帯|微信|전화|휴대폰|팩스|연락처|هاتف|الهاتف|جوال|تلفن|موبایل|همراه|ٹیلیفون|فون|फोन|טלפון|τηλ\w*|โทร\w*)[^\d\n]{0,12}$",
     re.IGNORECASE,
 )
 """Names of a phone number, directly before it."""
@@ -103,6 +103,9 @@ ASKED_TO_CALL = re.compile(
 )
 NAMED_AFTER = re.compile(r"[ -]{1,2}\(?(?:office|fax|mobile|home|cell|desk|tel)\b|（(?:手机|电话|携帯)", re.IGNORECASE)
 LABEL_CHARS = 40
+US_POST_CODE = re.compile(r"\d{5}-\d{4}")
+US_STATE = re.compile(r"(?<![^\W_])[A-Z]{2}[.,]?\s{1,8}$")
+"""A post code with four more digits, and the state before it: MA 02110-1301."""
 MIN_DIGITS, MAX_DIGITS = 7, 15
 
 
@@ -117,6 +120,7 @@ def is_phone(match: re.Match[str], before: str, language: str) -> bool:
         or DATE.match(plain)
         or plain.count("(") != plain.count(")")
         or _is_counting(groups)
+        or (US_POST_CODE.fullmatch(plain) and US_STATE.search(before))
     ):
         return False
     is_named = NAMED.search(before) is not None or NAMED_AFTER.match(match.string, match.end()) is not None
