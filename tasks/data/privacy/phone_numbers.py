@@ -80,7 +80,10 @@ COMMON_REGIONS = (
 )
 """Regions tried where the language is unknown, or its regions have no number of this form."""
 
-DATE = re.compile(r"(?:19|20)\d\d[-./ ]\d{1,2}[-./ ]\d|\d{1,2}[-./ ]\d{1,2}[-./ ](?:19|20)\d\d")
+DATE = re.compile(
+    r"(?:19|20)\d\d[-./ ]\d{1,2}[-./ ]\d|\d{1,2}[-./ ]\d{1,2}[-./ ](?:19|20)\d\d"
+    r"|(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\Z"
+)
 NORTH_AMERICAN = re.compile(r"(?:(?:\+|00)?1[-. ])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[-. ])[2-9]\d\d[-. ]\d{4}")
 TOLL_FREE = re.compile(r"(?:1[-. ])?(?:\(8\d\d\) ?|8(?:00|33|44|55|66|77|88)[-. ])\d{3}[-. ]\d{4}")
 TRUNK = re.compile(r"\(0\d{0,4}\)[ -]?\d[\d -]{5,}\d")
@@ -103,6 +106,8 @@ ASKED_TO_CALL = re.compile(
 )
 NAMED_AFTER = re.compile(r"[ -]{1,2}\(?(?:office|fax|mobile|home|cell|desk|tel)\b|（(?:手机|电话|携帯)", re.IGNORECASE)
 LABEL_CHARS = 40
+CLAUSE = re.compile(r"\d{3}\.\d{3}-\d{4}")
+"""A clause of federal rules (252.227-7013): a phone number has one kind of sign."""
 US_POST_CODE = re.compile(r"\d{5}-\d{4}")
 US_STATE = re.compile(r"(?<![^\W_])[A-Z]{2}[.,]?\s{1,8}$")
 """A post code with four more digits, and the state before it: MA 02110-1301."""
@@ -124,6 +129,8 @@ def is_phone(match: re.Match[str], before: str, language: str) -> bool:
     ):
         return False
     is_named = NAMED.search(before) is not None or NAMED_AFTER.match(match.string, match.end()) is not None
+    if CLAUSE.fullmatch(plain) and not is_named:
+        return False
     if plain.startswith(("+", "(+", "＋")):
         return _is_international(plain.lstrip("(+＋"), is_named or len(groups) > 1)
     if NORTH_AMERICAN.fullmatch(plain) or TOLL_FREE.fullmatch(plain) or TRUNK.fullmatch(plain):

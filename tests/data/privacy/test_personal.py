@@ -233,6 +233,12 @@ def test_numbers_in_other_digits_are_phone_numbers_too():
         assert find_spans([text], languages=["ar"]) == [[("phone", start, len(text))]], text
 
 
+def test_a_date_and_a_clause_after_a_word_like_cell_are_no_phone_numbers():
+    assert find_spans(
+        ["more than one cell. 20040508 replaces it", "as in Clause 252.227-7013 (c)", "Tlf. 20999999"]
+    ) == [[], [], [("phone", 5, 13)]]
+
+
 def test_a_post_code_is_no_phone_number_and_a_new_version_no_address():
     licence = "51 Franklin Street, Fifth Floor, Boston, MA 02110-1301, USA"
     assert find_spans([licence, "Bump to 1.0.99.4", "upgrade x from 1.0.99.3 to 1.0.99.4"]) == [[], [], []]
