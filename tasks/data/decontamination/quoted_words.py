@@ -1,10 +1,10 @@
 r"""Cuts texts into the normalised words that decontamination compares. Runs in executors: imports no Spark.
 
-Words are in lower case and without signs (words.py). LaTeX's layout commands and thousands separators are left out,
-so that `$\frac{1}{2}$` is `1/2` and `1,000` is `1000`. `seven` is `7`. Escapes of JSON, of programs and of HTML are
-the characters that they encode. Tags of HTML and invisible characters are removed. Words broken at a line's end are
-joined. The letters and numbers of choices are all alike: `(B) grass`, `b grass` and `2) grass` are one text (letters
-A to H are alike wherever they are words of their own).
+Words are in lower case and without signs (words.py). LaTeX's layout commands and thousands separators are left out, so
+that `$\frac{1}{2}$` is `1/2` and `1,000` is `1000`. `seven` is `7`. Escapes of JSON, of programs and of HTML are the
+characters that they encode. Tags of HTML and invisible characters are removed. Words broken at a line's end are joined.
+Digits of all scripts are alike. The letters and numbers of choices are all alike: `(B) grass`, `b grass` and `2) grass`
+are one text (letters A to H are alike wherever they are words of their own).
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ INLINE_TAG = re.compile(
 )
 """HTML's tags by name: `a < b` and `List<T>` are no tags."""
 BROKEN_WORD = re.compile(r"(?<=[^\W\d_])[-\u2010]\r?\n[ \t>]*(?=[^\W\d_])")
+OTHER_DIGIT = re.compile(r"(?![0-9])\d")
+"""A digit of another script: Arabic, Devanagari, Thai."""
 INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
 
 
@@ -90,6 +92,7 @@ def _unmarked(text: str) -> str:
         text = INLINE_TAG.sub("", BLOCK_TAG.sub("\n", text))
     if not text.isascii():
         text = unicodedata.normalize("NFKC", INVISIBLE.sub("", text))
+        text = OTHER_DIGIT.sub(lambda match: str(unicodedata.decimal(match[0])), text)
     return BROKEN_WORD.sub("", text)
 
 

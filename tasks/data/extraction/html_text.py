@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from tasks.data.extraction.kept_content import keep_content, with_lettered_code, without_letters
 from tasks.data.extraction.page_bounds import is_bounded, is_costly
 from tasks.data.extraction.precise_text import precise_text
+from tasks.data.extraction.removed_marks import frame_plain_page, remove_marks
 
 if TYPE_CHECKING:
     from lxml.html import HtmlElement, HTMLParser
@@ -140,7 +141,9 @@ def _content_tree(markup: str) -> HtmlElement | None:
     except ParserError:
         return None
     keep_content(tree)
+    remove_marks(tree, markup)
     strip_elements(tree, *(name for name in MANUALLY_CLEANED if name not in _REMOVED_LATER), with_tail=False)
+    frame_plain_page(tree)
     return tree
 
 

@@ -12,6 +12,8 @@ import re
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from tasks.data.extraction.mathml import mathml_to_tex
+
 if TYPE_CHECKING:
     from lxml.html import HtmlElement
 
@@ -21,6 +23,9 @@ to trafilatura."""
 _PRE_TAG = re.compile(r"(</?pre\b[^<>]*>)", re.IGNORECASE)
 _BREAK = re.compile(r"<br\s*/?>\n?", re.IGNORECASE)
 _TAG = re.compile(r"(<[^<>]*>)")
+_LINE_END = re.compile(r"(?:</(?:div|li|p)>)+(?:\s*</(?:ol|ul|div)>)*\n?", re.IGNORECASE)
+_LINE_TAG = re.compile(r"</?(?:div|li|p|ol|ul)\b[^<>]*>", re.IGNORECASE)
+"""Elements that are the lines of a program: <pre><ol><li>, <pre><div>."""
 _LETTERS = str.maketrans({"\n": _LINE, " ": _SPACE, "\t": _TAB})
 _SPACES = str.maketrans({_SPACE: " ", _TAB: "\t"})
 _LINE_BACK = re.compile(rf"\n? ?{_LINE}(?: ?\n)?")
@@ -38,7 +43,7 @@ def with_lettered_code(markup: str) -> str:
         return markup
     parts = _PRE_TAG.split(markup.replace("\r\n", "\n"))
     for index in range(2, len(parts) - 1, 2):
-        pieces = [] if parts[index - 1].startswith("</") else _TAG.split(_BREAK.sub("\n", parts[index]))
+        pieces = [] if parts[index - 1].startswith("</") else _TAG.split(_with_lines(parts[index]))
         if "".join(pieces[::2]).strip():
             first, *_, last = [at for at in range(0, len(pieces), 2) if pieces[at].strip("\n")] * 2
             pieces[first], pieces[last] = pieces[first].lstrip("\n"), pieces[last].rstrip("\n")
@@ -47,6 +52,12 @@ def with_lettered_code(markup: str) -> str:
             ]
             parts[index] = f"{_LINE}{''.join(pieces)}{_LINE}"
     return "".join(parts)
+
+
+def _with_lines(block: str) -> str:
+    """The content of a <pre> with line ends instead of <br> and of the elements that are its lines."""
+    lines = _LINE_TAG.sub("", _LINE_END.sub("\n", block)) if "</" in block else block
+    return _BREAK.sub("\n", lines)
 
 
 def without_letters(text: str, markup: str) -> str:
@@ -72,6 +83,7 @@ def keep_content(tree: HtmlElement) -> None:
     for script in list(tree.iter("script")):
         kind = script.get("type", "")
         if kind.startswith("math/tex") and script.text:
+            _drop_preview(script)
             _replace(script, script.text, is_block="display" in kind)
     formulas = [formula for formula in tree.iter("math") if next(formula.iterancestors("math"), None) is None]
     for element, source, display in [
@@ -84,12 +96,24 @@ def keep_content(tree: HtmlElement) -> None:
             _replace(image, image.get("alt", ""), is_block=False)
 
 
+def _drop_preview(script: HtmlElement) -> None:
+    """Remove what MathJax 2 has put before a formula's source: its preview, and the letters that show it."""
+    before = script.getprevious()
+    while (
+        before is not None
+        and before.get("class", "").startswith(("MathJax", "MJX"))
+        and not (before.tail or "").strip()
+    ):
+        before.drop_tree()
+        before = script.getprevious()
+
+
 def _source(formula: HtmlElement) -> str:
-    """TeX of a MathML element: its annotation or alternative text, or else its symbols."""
+    """TeX of a MathML element: its annotation or alternative text, or else its symbols in their layout."""
     for note in formula.iter("annotation"):
         if "tex" in note.get("encoding", ""):
             return note.text or ""
-    return formula.get("alttext") or " ".join("".join(formula.itertext()).split())
+    return formula.get("alttext") or " ".join(mathml_to_tex(formula).split())
 
 
 def _outermost(formula: HtmlElement) -> HtmlElement:

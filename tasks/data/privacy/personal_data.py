@@ -40,8 +40,15 @@ Span = tuple[str, int, int]
 """Kind, start and end."""
 
 LOCAL_PART = re.compile(r"[\w.%+'-]{1,64}\Z")
-HOST = re.compile(r"(?:[^\W_](?:[^\W_]|-){0,62}(?<!-)\.){1,8}(?:[^\W\d_]{2,24}|xn--[a-z0-9-]{2,40})(?![\w-])")
+_UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+"""Scripts without spaces, where a word of another script follows directly."""
+HOST = re.compile(
+    rf"(?:[^\W_](?:[^\W_]|-){{0,62}}(?<!-)\.){{1,8}}"
+    rf"(?:[A-Za-z]{{2,24}}(?=[{_UNSPACED}])|(?:[^\W\d_]{{2,24}}|xn--[a-z0-9-]{{2,40}})(?![\w-]))"
+)
 """Host names in all scripts (RFC 6531)."""
+NAME_AFTER = re.compile(rf".*[{_UNSPACED}](?=[A-Za-z0-9])")
+"""Words directly before the name of an address in ASCII."""
 RESERVED_HOSTS = re.compile(
     r"(?:^|\.)(?:example\.(?:com|org|net)|[\w.-]*\.?(?:example|test|invalid|localhost|local))$", re.IGNORECASE
 )
@@ -70,10 +77,10 @@ de, jane at posteo dot de."""
 
 SIGNS = r" ().\u00a0\u2009\u202f\u2010-\u2013\uff0d-"
 """Signs between the digits of a number."""
-_IN_WORD = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+_IN_WORD = rf"[^\W{_UNSPACED}]"
 """A character of a word, except in scripts without spaces, where a number follows its name directly."""
 NUMBER = re.compile(
-    rf"[+(0-9０-９＋](?<!{_IN_WORD}.)(?<![.@#/+-].)(?<!\d[,:].)(?:(?<=\d)|(?<=[+＋])\d|(?<=\()(?=\+?[\d ]{{1,6}}\))\+?\d)"  # noqa: E501
+    rf"[+(0-9０-９＋٠-٩۰-۹०-९](?<!{_IN_WORD}.)(?<![.@#/+-].)(?<!\d[,:].)(?:(?<=\d)|(?<=[+＋])\d|(?<=\()(?=\+?[\d ]{{1,6}}\))\+?\d)"  # noqa: E501
     rf"(?:(?<=0)\d{{1,4}} ?/ ?(?=\d))?(?:[{SIGNS}]{{0,3}}\d){{6,24}}(?:\s?(?:x|ext\.?)\s?\d{{1,5}}\b)?(?!{_IN_WORD}|@)"
 )
 """Begins with a set of characters, so that `re` skips to it quickly: the text before is tested after the first
@@ -110,7 +117,8 @@ IP_LABEL = re.compile(
     r"\b(?:ip|ipv4|addr\w*|host|server|ping|ssh|client|login|from|to|dns|proxy)\b[^\w\n]{0,4}$", re.IGNORECASE
 )
 VERSION_LABEL = re.compile(
-    r"\b(?:version|ver|release|build|revision|rev|firmware|update|patch|section|sec|chapter|clause|article|paragraph|figure|table|python|openssl|"
+    r"\b(?:bump|upgrad|downgrad|updat|revert|roll|pin)\w*\b[^\n]{0,24}? (?:from|to) (?:v?\d[\d.]* (?:to|->) )?$"
+    r"|\b(?:version|ver|release|build|revision|rev|firmware|update|patch|section|sec|chapter|clause|article|paragraph|figure|table|python|openssl|"
     r"chrome|chromium|firefox|safari|opera|edge|java|kernel|windows|macos|ios|android|sdk|driver)[ .:#/-]{1,2}$",
     re.IGNORECASE,
 )
@@ -231,7 +239,7 @@ def _address_around(text: str, start: int, end: int, hosts: re.Pattern[str]) -> 
     if local is None or host is None:
         return
     plain = HIDDEN_DOT.sub(".", host[0])
-    name = local[0].lstrip(".'-%+")
+    name = (NAME_AFTER.sub("", local[0]) if plain.isascii() else local[0]).lstrip(".'-%+")
     is_reserved = RESERVED_HOSTS.search(plain) or IMAGE.match(plain) or not is_tld(plain.rpartition(".")[2].lower())
     is_password = IN_URL.search(text[max(0, start - 80) : start - len(name)]) is not None
     if name and not name.endswith(".") and name.lower() not in NO_PERSON and not is_reserved and not is_password:

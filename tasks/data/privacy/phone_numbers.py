@@ -80,7 +80,10 @@ COMMON_REGIONS = (
 )
 """Regions tried where the language is unknown, or its regions have no number of this form."""
 
-DATE = re.compile(r"(?:19|20)\d\d[-./ ]\d{1,2}[-./ ]\d|\d{1,2}[-./ ]\d{1,2}[-./ ](?:19|20)\d\d")
+DATE = re.compile(
+    r"(?:19|20)\d\d[-./ ]\d{1,2}[-./ ]\d|\d{1,2}[-./ ]\d{1,2}[-./ ](?:19|20)\d\d"
+    r"|(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\Z"
+)
 NORTH_AMERICAN = re.compile(r"(?:(?:\+|00)?1[-. ])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[-. ])[2-9]\d\d[-. ]\d{4}")
 TOLL_FREE = re.compile(r"(?:1[-. ])?(?:\(8\d\d\) ?|8(?:00|33|44|55|66|77|88)[-. ])\d{3}[-. ]\d{4}")
 TRUNK = re.compile(r"\(0\d{0,4}\)[ -]?\d[\d -]{5,}\d")
@@ -92,7 +95,7 @@ NAMED = re.compile(
     r"|(?<![^\W_])(?:tel|tél|tlf|tfno|mob|mobile|cell|desk(?=:)|office(?=:)|whatsapp|wechat|viber|hotline|sms|handy|mobil|telefonnummer|telefonischer"
     r"|mobiltelefon|portable|téléphone|teléfono|celular|móvil|movil|cellulare|telemóvel|komórk\w*|kom|puh|puhelin|gsm|telefoon\w*|тел|телефон\w*"
     r"|моб\w*|phonenumber|numéro|numero|número|rufnummer|durchwahl|nummer)\b[^\d\n]{0,16}\n?[^\d\n]{0,4}$"
-    r"|(?:电话|電話|手机|手機|热线|熱線|传真|傳真|携帯|微信|전화|휴대폰|팩스|연락처|هاتف|الهاتف|جوال|फोन|טלפון|τηλ\w*|โทร\w*)[^\d\n]{0,12}$",
+    r"|(?:电话|電話|手机|手機|热线|熱線|传真|傳真|携帯|微信|전화|휴대폰|팩스|연락처|هاتف|الهاتف|جوال|تلفن|موبایل|همراه|ٹیلیفون|فون|फोन|טלפון|τηλ\w*|โทร\w*)[^\d\n]{0,12}$",
     re.IGNORECASE,
 )
 """Names of a phone number, directly before it."""
@@ -103,6 +106,11 @@ ASKED_TO_CALL = re.compile(
 )
 NAMED_AFTER = re.compile(r"[ -]{1,2}\(?(?:office|fax|mobile|home|cell|desk|tel)\b|（(?:手机|电话|携帯)", re.IGNORECASE)
 LABEL_CHARS = 40
+CLAUSE = re.compile(r"\d{3}\.\d{3}-\d{4}")
+"""A clause of federal rules (252.227-7013): a phone number has one kind of sign."""
+US_POST_CODE = re.compile(r"\d{5}-\d{4}")
+US_STATE = re.compile(r"(?<![^\W_])[A-Z]{2}[.,]?\s{1,8}$")
+"""A post code with four more digits, and the state before it: MA 02110-1301."""
 MIN_DIGITS, MAX_DIGITS = 7, 15
 
 
@@ -117,9 +125,12 @@ def is_phone(match: re.Match[str], before: str, language: str) -> bool:
         or DATE.match(plain)
         or plain.count("(") != plain.count(")")
         or _is_counting(groups)
+        or (US_POST_CODE.fullmatch(plain) and US_STATE.search(before))
     ):
         return False
     is_named = NAMED.search(before) is not None or NAMED_AFTER.match(match.string, match.end()) is not None
+    if CLAUSE.fullmatch(plain) and not is_named:
+        return False
     if plain.startswith(("+", "(+", "＋")):
         return _is_international(plain.lstrip("(+＋"), is_named or len(groups) > 1)
     if NORTH_AMERICAN.fullmatch(plain) or TOLL_FREE.fullmatch(plain) or TRUNK.fullmatch(plain):

@@ -9,6 +9,7 @@ executors: imports no Spark.
 
 from __future__ import annotations
 
+import base64
 import importlib
 import math
 import re
@@ -57,6 +58,7 @@ OTHER_NAMES = (
     "x-api-key",
     "auth_?pass",
     "credential",
+    "[a-z0-9]_token(?![a-z])",
 )
 """Names of secrets besides those of detect-secrets."""
 NAME_LITERALS = (
@@ -81,9 +83,13 @@ ASSIGNED = re.compile(
     r"[=>]?\s{0,3}(?:\"([^\"\s\0]{8,200})\"|'([^'\s\0]{8,200})'|`([^`\s\0]{8,200})`|([^\s\0\"'`,;()\[\]]{8,200}))"
 )
 """A value after a colon or an equals sign."""
+IN_ELEMENT = re.compile(r">([^\s\0<>]{8,200})</")
+"""A value between tags: <password>...</password>."""
+BASIC = re.compile(r"(?<![^\W_])[Bb]asic ([A-Za-z0-9+/]{16,200}={0,2})(?![A-Za-z0-9+/=])")
+"""A name and a password in a header: Authorization: Basic ..."""
 IN_URL = re.compile(r"://[^\s\0/:@\"'<>]{0,64}:([^\s\0/@\"'<>\[\]]{4,200})@(?![\w.-]{0,64}\bexample\b)(?=[\w.\[-])")
 AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+=_-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=_-])")
-AZURE_KEY = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{86}==(?!=)")
+AZURE_KEY = re.compile(r"(?<![A-Za-z0-9/+])(?<!sha512[-:])[A-Za-z0-9/+]{86}==(?!=)")
 BLOCK_START = re.compile(r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d: ")
 BLOCK_END = re.compile(r"-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 BLOCK_LINE = re.compile(r"[\"'+\s]*(?:[A-Za-z0-9+/=]{4,}|[A-Z][\w-]+: .*)?[\\\"'+,;\s]*")
@@ -217,6 +223,19 @@ def _formed(window: str) -> Iterator[Span]:
             if has_all and entropy(match[0]) >= 4.3 and not re.search(r"[a-z]{6}|[A-Z]{6}", match[0]):
                 yield match.span()
 
+    for match in BASIC.finditer(window):
+        password = _decoded(match[1]).partition(":")[2]
+        if password and looks_random(password, True):
+            yield match.span(1)
+
+
+def _decoded(value: str) -> str:
+    """The ASCII text that is encoded as base64; "" for anything else."""
+    try:
+        return base64.b64decode(value, validate=True).decode("ascii")
+    except ValueError:  # of both: no base64, or bytes that are no ASCII
+        return ""
+
 
 @cache
 def _forms() -> re.Pattern[str]:
@@ -255,6 +274,10 @@ def _assigned(text: str) -> Iterator[Span]:
         if match and match.lastindex and looks_random(match[match.lastindex], match.lastindex < 4):
             yield match.span(match.lastindex)
             last = match.end()
+    for match in IN_ELEMENT.finditer(text):
+        name = text[max(match.start() - NAME_CHARS, 0) : match.start()].lower().rpartition("<")[2]
+        if any(literal in name for literal in NAME_LITERALS) and _names().search(name) and looks_random(match[1], True):
+            yield match.span(1)
 
 
 def _in_urls(text: str) -> Iterator[Span]:

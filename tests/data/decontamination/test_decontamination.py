@@ -69,6 +69,12 @@ def test_one_shared_run_of_n_words_is_found_and_n_minus_one_are_not():
         assert hits([text], [" ".join(item)]) == [expected]
 
 
+def test_digits_of_another_script_are_the_same_digits():
+    item = "Ali sells 37 baskets of plums at 14 coins each and buys 12 identical lamps"
+    for digits in ("٠١٢٣٤٥٦٧٨٩", "۰۱۲۳۴۵۶۷۸۹", "०१२३४५६७८९", "๐๑๒๓๔๕๖๗๘๙"):
+        assert hits([item.translate(str.maketrans("0123456789", digits))], [item]) == [0]
+
+
 def test_runs_agree_with_a_search_word_by_word():
     items = [" ".join(words(30, seed)) for seed in range(8)] + [" ".join(words(10, seed)) for seed in range(20, 24)]
     pool = [

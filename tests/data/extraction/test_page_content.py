@@ -173,6 +173,26 @@ def test_a_page_with_the_letters_that_stand_for_white_space_keeps_them():
         ("<math alttext='x^2' display='block'><mi>x</mi></math>", "\\[x^2\\]"),
         ("<math><mi>a</mi><mo>+</mo><mi>b</mi></math>", "\\(a+b\\)"),
         (
+            "<math><mfrac><mi>a</mi><mrow><mi>b</mi><mo>+</mo><mn>1</mn></mrow></mfrac><mo>=</mo><msqrt><msup><mi>x</mi>"
+            "<mn>10</mn></msup></msqrt></math>",
+            r"\(\frac{a}{b+1}=\sqrt{x^{10}}\)",
+        ),
+        (
+            "<math><munderover><mo>∑</mo><mrow><mi>i</mi><mo>=</mo><mn>0</mn></mrow><mi>n</mi></munderover>"
+            "<mover><mi>v</mi><mo>→</mo></mover><mfrac><mi>a</mi></mfrac></math>",
+            r"\(∑_{i=0}^{n}\vec{v}a\)",
+        ),
+        (
+            "<math><mfenced><mtable><mtr><mtd><mn>1</mn></mtd><mtd><mn>0</mn></mtd></mtr><mtr><mtd><mn>0</mn></mtd>"
+            "<mtd><mn>1</mn></mtd></mtr></mtable></mfenced></math>",
+            r"\((\begin{matrix}1 & 0 \\ 0 & 1\end{matrix})\)",
+        ),
+        (
+            "<span class='MathJax_Preview'>x2</span><span class='MathJax'><span>x2</span></span>"
+            "<script type='math/tex'>x^2</script>",
+            "\\(x^2\\)",
+        ),
+        (
             "<span class='mwe-math-element'><span class='mwe-math-mathml-inline' style='display: none;'>"
             "<math alttext='E'><mi>E</mi></math></span>"
             "<img alt='E' class='mwe-math-fallback-image-inline' src='e.svg'></span>",
@@ -209,3 +229,51 @@ def test_a_date_that_stands_alone_is_a_byline():
         PAGE.format(body=f"<p><time>1 January</time></p><div><time>2 March</time> by A</div>{SENTENCES}"), "combined"
     )
     assert "January" not in text and "March" not in text
+
+
+@pytest.mark.parametrize(
+    ("mark", "is_removed"),
+    [
+        ("<h2>Walking<a class='headerlink' href='#walking'>¶</a></h2><p>MORE</p>", "¶"),
+        ("<h2>Walking<a href='/page#walking'>#</a></h2><p>MORE</p>", "#"),
+        ("<h2>History<span class='mw-editsection'>[<a>edit</a>]</span></h2><p>MORE</p>", "edit"),
+        ("<pre><span class='lineno'>71 </span>MORE\n<span class='lineno'>72 </span>again</pre>", "71"),
+        ("<table><tr><td class='linenos'><pre>71\n72</pre></td><td><pre>MORE\nagain</pre></td></tr></table>", "71"),
+        ("<p>MORE</p><p hidden>Nobody reads this line.</p>", "Nobody"),
+        ("<p>MORE</p><template><p>Nobody reads this line.</p></template>", "Nobody"),
+    ],
+)
+def test_what_is_no_text_of_a_page_is_removed(mark, is_removed):
+    text, _ = html_to_text(PAGE.format(body=f"{SENTENCES}{mark}{SENTENCES}"), "combined")
+    assert "MORE" in text and is_removed not in text
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<p>The sign <a href='#sign'>x</a> is 71.</p>",
+        "<pre class='line-numbers'>71</pre>",
+        "<div role='tabpanel' hidden><pre>yarn add 71</pre></div>",
+        "<p hidden='until-found'>The answer is 71.</p>",
+        f"<div hidden>{SENTENCES * 4}<p>The answer is 71.</p></div>",
+    ],
+)
+def test_what_only_looks_like_such_a_mark_stays(mark):
+    assert "71" in html_to_text(PAGE.format(body=f"{SENTENCES}{mark}{SENTENCES}"), "combined")[0]
+
+
+def test_lines_of_code_that_are_elements_stay_lines():
+    for block in (
+        "<pre><ol><li>if a:</li><li>    run(a)</li><li></li><li>stop()</li></ol></pre>",
+        "<pre><code><div>if a:</div><div>    run(a)</div>\n<div></div>\n<div>stop()</div>\n</code></pre>",
+    ):
+        text, _ = html_to_text(PAGE.format(body=f"{SENTENCES}{block}{SENTENCES}"), "combined")
+        assert "\nif a:\n    run(a)\n\nstop()\n" in text
+
+
+def test_a_page_whose_body_holds_its_paragraphs_keeps_its_headings_and_lists():
+    one, two, three, four = (prose(seed, 30).strip() for seed in range(1, 5))
+    page = f"<html><body><h1>Rules</h1><p>{one}<h2>Two</h2><ul><li>{two}<li>{three}</ul><p>{four}"
+    text, _ = html_to_text(page, "combined")
+    found = [text.find(part) for part in ("Rules", one, "Two", two, three, four)]
+    assert -1 not in found and found == sorted(found)

@@ -201,6 +201,53 @@ def test_what_is_called_a_secret_is_one_where_it_looks_drawn(sign):
     assert find_spans(['num_layers = "kJ8#mVq2!x"', "password = getpass.getpass(1)", "password: str"]) == [[], [], []]
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("GITHUB_TOKEN: c3766311e2ee9f343e69aad80b891badaf9d0d0d", "c3766311e2ee9f343e69aad80b891badaf9d0d0d"),
+        ("<server><password>Xk9mQ2vLp7</password></server>", "Xk9mQ2vLp7"),
+        ("Authorization: Basic YWRtaW46UzNjcmV0UGFzcyE5", "YWRtaW46UzNjcmV0UGFzcyE5"),
+        ("some_tokenizer: Llama3TokenizerFast", ""),
+        ("<password>your-password1</password> <name>Xk9mQ2vLp7</name>", ""),
+        ("Authorization: Basic dXNlcjpwYXNzd29yZA==", ""),
+        ("Basic communication12345", ""),
+        (f"integrity sha512-{'aB3dE5gH7jK9mN1pQ4sT' * 4}xY2zW8==", ""),
+    ],
+)
+def test_tokens_elements_and_headers_hold_secrets_and_checksums_do_not(text, value):
+    start = text.index(value)
+    assert find_spans([text]) == [[("secret", start, start + len(value))] if value else []]
+
+
+def test_an_address_in_a_script_without_spaces_is_cut_from_its_sentence():
+    assert find_spans(["邮箱zhang_wei88@qq.com欢迎", "写信给zhang@qq.com。", "用户@例子.公司"]) == [
+        [("email", 2, 20)],
+        [("email", 3, 15)],
+        [("email", 0, 8)],
+    ]
+
+
+def test_numbers_in_other_digits_are_phone_numbers_too():
+    for text in ("الهاتف: ٠١٠١٢٣٤٥٦٧٨", "تلفن: ۰۲۱-۸۸۷۷۶۶۵۵", "फोन: ०९८७६ ५४३२१"):
+        start = text.index(" ") + 1
+        assert find_spans([text], languages=["ar"]) == [[("phone", start, len(text))]], text
+
+
+def test_a_date_and_a_clause_after_a_word_like_cell_are_no_phone_numbers():
+    assert find_spans(
+        ["more than one cell. 20040508 replaces it", "as in Clause 252.227-7013 (c)", "Tlf. 20999999"]
+    ) == [[], [], [("phone", 5, 13)]]
+
+
+def test_a_post_code_is_no_phone_number_and_a_new_version_no_address():
+    licence = "51 Franklin Street, Fifth Floor, Boston, MA 02110-1301, USA"
+    assert find_spans([licence, "Bump to 1.0.99.4", "upgrade x from 1.0.99.3 to 1.0.99.4"]) == [[], [], []]
+    assert find_spans(["connect to 81.2.69.144", "Tel. 02110-1301"], languages=["en", "de"]) == [
+        [("ip_address", 11, 22)],
+        [("phone", 5, 15)],
+    ]
+
+
 def test_a_private_key_is_masked_also_where_its_end_is_cut_off():
     head, line = "-----BEGIN " + "RSA PRIVATE KEY-----\n", "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC/+8\n"
     for text in (head + 3 * line, head + 2 * line + line[:9], f"x = '{head}{line}".replace("\n", "\\n")):
