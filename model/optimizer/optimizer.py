@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import OptimizerRecipe
+from model.architecture.mtp import MtpLayer
 from model.optimizer.newton_schulz import orthogonalize
 
 LISTS: Any = torch
@@ -37,22 +38,25 @@ def is_router(name: str) -> bool:
     return name.endswith(".mlp.gate.weight")
 
 
-def build_optimizer(model: nn.Module, recipe: OptimizerRecipe) -> Muon:
-    """Learning rates are 0 until `set_learning_rate`."""
-    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+def build_optimizer(model: nn.Module, recipe: OptimizerRecipe, rests_mtp: bool = False) -> Muon:
+    """Learning rates are 0 until `set_learning_rate`. `rests_mtp`: the MTP layer has groups of its own, which that can
+    leave at 0."""
+    mtp = {id(each) for module in model.modules() if isinstance(module, MtpLayer) for each in module.parameters()}
+    groups: dict[tuple[bool, float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            is_matrix = is_decayed_matrix(name, parameter)
+            is_matrix, is_mtp = is_decayed_matrix(name, parameter), rests_mtp and id(parameter) in mtp
             ratio = recipe.router_rate_ratio if is_router(name) else 1.0 if is_matrix else recipe.adam_rate_ratio
-            groups.setdefault((is_matrix, ratio), []).append(parameter)
+            groups.setdefault((is_matrix, ratio, is_mtp), []).append(parameter)
     settings = [
         {
             "params": parameters,
             "is_muon": is_matrix and recipe.kind == "muon",
             "weight_decay": recipe.weight_decay if is_matrix else 0.0,
             "rate_ratio": ratio,
+            "is_mtp": is_mtp,
         }
-        for (is_matrix, ratio), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
+        for (is_matrix, ratio, is_mtp), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
     ]
     return Muon(_experts_apart(settings), recipe)
 
@@ -76,10 +80,11 @@ def _experts_apart(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [group for group in divided if group["params"]]
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Every group's own, by its ratio to that of the matrices."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float, trains_mtp: bool = True) -> None:
+    """Every group's own, by its ratio to that of the matrices. An MTP layer that is not trained rests: whether it has
+    no gradient or one of zeros is the engine's choice, and by the latter decay and old momentum would move it."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["rate_ratio"]
+        group["lr"] = 0.0 if group["is_mtp"] and not trains_mtp else learning_rate * group["rate_ratio"]
 
 
 def largest_of(tensors: Sequence[Tensor]) -> int:

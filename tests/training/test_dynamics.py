@@ -1,5 +1,5 @@
-"""Rollbacks after spikes and the choice of the best weights, in whole phases of six steps: against a plain loop over
-the same steps.
+"""Rollbacks after spikes, the choice of the best weights, and a resting MTP layer, in whole phases of six steps: the
+first two against a plain loop over the same steps.
 
 The spikes are real: a token whose embedding is infinite is in the rows of two steps."""
 
@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from configs.schema import ValidationRecipe
+from model.formats.hf_checkpoint import ROUTER_BIAS
 from tasks.data.shards.token_shard import append_tokens, token_dtype, write_index
+from tasks.training.state.checkpoints import checkpoint_dir_of
 from tasks.training.state.job import TrainingJob
 from tasks.training.train_phase import describe_job
 from tests.support.model_recipes import GLM46, with_every_expert
@@ -28,9 +30,19 @@ from tests.support.training_dynamics import (
     newest,
     poisoned_beside_plain,
     spikes_and_measurements,
+    trained,
+    variant,
     weights_of,
 )
-from tests.support.training_inputs import RESOURCES, TrainingInputs, files_in, small_recipe
+from tests.support.training_inputs import NUM_STEPS, RESOURCES, TrainingInputs, files_in, small_recipe
+
+RESTING_MTP = {
+    "no gradient": (0.0, "float32", 0),
+    "a gradient of zeros": (0.0, "float32", 1),
+    "a gradient of zeros in bfloat16": (0.0, "bfloat16", 1),
+    "momentum of steps that trained it": (0.3, "float32", 0),
+}
+"""Weight of the MTP loss in the first half of the steps, 0 in the second; dtype and zero_stage."""
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +224,29 @@ def test_held_out_text_of_another_tokenizer_is_refused(inputs, tmp_path):
                 update={"recipe": job.recipe.model_copy(update={"model": GLM46.model_copy(update={"vocab_size": 200})})}
             )
         )
+
+
+def rest_mtp(rank: int, num_ranks: int, jobs: dict[str, dict]) -> dict[str, bool]:
+    """Per case and tensor whether the last steps changed it."""
+    changed = {}
+    for name, described in jobs.items():
+        job = variant(TrainingJob.model_validate(described), name, {"zero_stage": RESTING_MTP[name][2]})
+        trained(job)
+        before, after = (weights_of(checkpoint_dir_of(Path(job.work_dir), step)) for step in (NUM_STEPS - 2, NUM_STEPS))
+        changed |= {f"{name}: {key}": not tensor.equal(after[key]) for key, tensor in before.items()}
+    return changed
+
+
+def test_the_weights_of_an_mtp_layer_whose_loss_weighs_nothing_stay_as_they_are(inputs, tmp_path):
+    recipe, jobs = small_recipe(), {}
+    optimizer = recipe.optimizer.model_dump() | {"weight_decay": 0.1}
+    for name, (weight, dtype, _) in RESTING_MTP.items():
+        waypoints = [{"until_share": 0.5, "value": weight}, {"until_share": 1.0, "value": 0.0}]
+        course = recipe.course.model_dump() | {"mtp_loss_weight": waypoints}
+        job = job_of(inputs, tmp_path / "job", course=course, optimizer=optimizer, dtype=dtype)
+        jobs[name] = job.model_dump(mode="json")
+    (changed,) = on_ranks(rest_mtp, 1, tmp_path, jobs)
+    mtp = f"model.layers.{recipe.model.num_hidden_layers}."
+    assert not [name for name, is_changed in changed.items() if mtp in name and is_changed and ROUTER_BIAS not in name]
+    assert all(changed[f"{name}: lm_head.weight"] for name in RESTING_MTP)
+    assert sum(mtp in name for name in changed) > 10 * len(RESTING_MTP)

@@ -39,6 +39,7 @@ from tasks.training.parallel.trainable import Trainable
 from tasks.training.parallel.whole_matrices import WholeMatrices
 from tasks.training.parallel.zero_partitions import ZeroPartitions
 from tasks.training.plan.launch_rules import refuse_impossible_training
+from tasks.training.schedule.schedules import rests_mtp
 from tasks.training.state.continuation import find_continuation
 from tasks.training.state.initial_weights import InitialWeights
 from tasks.training.state.job import TrainingJob
@@ -66,7 +67,7 @@ def prepare_training(job: TrainingJob) -> tuple[Trainable, Position]:
     shapes = checkpoint_shapes(model)
     divide_model(model, ranks, resources)
     make_weights(model, recipe.dtype, resources, ranks)
-    trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks)
+    trainable = build_trainable(model, recipe.optimizer, recipe.dtype, resources, ranks, rests_mtp(recipe))
     if isinstance(recipe.objective, PpoObjective):
         trainable = replace(trainable, critic=_build_critic(job, ranks))
     position = restore_state(job, trainable, shapes)
@@ -143,11 +144,13 @@ def build_trainable(
     dtype: Literal["float32", "bfloat16"],
     resources: TrainingResources,
     ranks: Ranks,
+    rests_mtp: bool = False,
 ) -> Trainable:
-    """Optimizer and engine around a divided model. Masters are float32 whatever the model computes in."""
+    """Optimizer and engine around a divided model. Masters are float32 whatever the model computes in. `rests_mtp`:
+    steps may leave the MTP layer as it is."""
     import deepspeed
 
-    optimizer = build_optimizer(model, optimizer_recipe)
+    optimizer = build_optimizer(model, optimizer_recipe, rests_mtp)
     module = PipelineStage(model, ranks) if ranks.pipeline.size > 1 else model
     module = ComputeInBfloat16(module) if dtype == "bfloat16" and resources.zero_stage == 0 else module
     engine, *_ = deepspeed.initialize(

@@ -119,7 +119,7 @@ def take_step(
     _refuse_spike(recipe, recent, step, total_loss, grad_norm)
     clip_gradients(engine, trainable.model, ranks, grad_norm, recipe.optimizer.max_grad_norm)
     learning_rate = learning_rate_at(recipe.course, recipe.course_num_tokens, plan.end_tokens)
-    set_learning_rate(trainable.optimizer, learning_rate)
+    set_learning_rate(trainable.optimizer, learning_rate, trains_mtp=mtp_weight > 0)
     started = time.perf_counter()
     engine.step()
     optimizer_seconds = time.perf_counter() - started

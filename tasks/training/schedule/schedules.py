@@ -80,11 +80,20 @@ def plan_step(recipe: TrainingRecipe, num_tokens: int) -> StepPlan:
 
 def trains_mtp(recipe: TrainingRecipe) -> bool:
     """Whether the MTP loss weighs anything in some step of the phase."""
+    return any(value > 0 for value in _mtp_weights(recipe))
+
+
+def rests_mtp(recipe: TrainingRecipe) -> bool:
+    """Whether the MTP loss weighs nothing in some step of the phase."""
+    return any(value == 0 for value in _mtp_weights(recipe))
+
+
+def _mtp_weights(recipe: TrainingRecipe) -> list[float]:
     start, stop = recipe.course_start_tokens, recipe.course_start_tokens + recipe.num_tokens
-    begun = 0
+    values, begun = [], 0
     for waypoint in recipe.course.mtp_loss_weight:
         ends = round(waypoint.until_share * recipe.course_num_tokens)
-        if waypoint.value > 0 and begun < stop and ends > start:
-            return True
+        if begun < stop and ends > start:
+            values.append(waypoint.value)
         begun = ends
-    return False
+    return values
