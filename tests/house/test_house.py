@@ -182,9 +182,10 @@ def test_a_step_file_holds_the_step_of_its_name():
 
 def keys_of(value, where=""):
     """Every key path of a YAML; lists of sections are walked, mixtures by domain, tasks by environment, bounds by
-    format and what may be null (a suite, far text, a difficulty) are not; an objective has the keys of its kind."""
+    format and what may be null (a suite, far text, a difficulty, a changing temperature) are not; an objective has the
+    keys of its kind."""
     if isinstance(value, dict) and not where.endswith(
-        ("mixture", "tasks", "min_routing_agreement", ".suite", ".far_text", ".difficulty")
+        ("mixture", "tasks", "min_routing_agreement", ".suite", ".far_text", ".difficulty", ".dynamic_temperature")
     ):
         where += f".{value['kind']}" if where.endswith("objective") else ""
         return {path for key, item in value.items() for path in {f"{where}.{key}", *keys_of(item, f"{where}.{key}")}}
