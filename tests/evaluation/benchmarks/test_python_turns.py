@@ -23,8 +23,8 @@ def call(code: str) -> str:
     return f"\nI compute.\n<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>{code}</arg_value>\n</tool_call>"
 
 
-class Told:
-    """An engine, and a client of a server, that writes the turns that it is told, whatever it reads."""
+class ScriptedModel:
+    """An engine, and a client of a server, that writes given turns, whatever it reads."""
 
     def __init__(self, *turns: str) -> None:
         self.turns, self.read, self.url = list(turns), [], ""
@@ -43,12 +43,12 @@ class Told:
         return said, [("python", json.dumps({"code": code}))] if called else []
 
 
-def answer_of(told: Told, *, is_served: bool = False, sequence_length: int = 4096) -> str:
+def answer_of(scripted: ScriptedModel, *, is_served: bool = False, sequence_length: int = 4096) -> str:
     if is_served:
-        model = EndpointModel(told, False, lambda progress: None)  # pyright: ignore[reportArgumentType]
+        model = EndpointModel(scripted, False, lambda progress: None)  # pyright: ignore[reportArgumentType]
     else:
         model = EngineModel(
-            told,  # pyright: ignore[reportArgumentType]
+            scripted,  # pyright: ignore[reportArgumentType]
             toy_tokenizer(),
             sequence_length,
             "v",
@@ -65,18 +65,18 @@ def answer_of(told: Told, *, is_served: bool = False, sequence_length: int = 409
 
 @pytest.mark.parametrize("is_served", [False, True])
 def test_what_a_program_printed_is_read_before_the_answer(is_served):
-    told = Told(call("print(6 * 7)"), call("print(1 / 0)"), "So \\boxed{42}")
-    written = answer_of(told, is_served=is_served)
-    assert len(told.read) == 3 and "42" not in told.read[0]
-    assert "42" in told.read[1] and "Error: ZeroDivisionError" in told.read[2]
+    scripted = ScriptedModel(call("print(6 * 7)"), call("print(1 / 0)"), "So \\boxed{42}")
+    written = answer_of(scripted, is_served=is_served)
+    assert len(scripted.read) == 3 and "42" not in scripted.read[0]
+    assert "42" in scripted.read[1] and "Error: ZeroDivisionError" in scripted.read[2]
     assert last_words(written) == "So \\boxed{42}" and written.count("<tool_response>") == 2
     assert is_right("math_with_python", "", "42", written) and not is_right("math_with_python", "", "41", written)
 
 
 def test_the_turns_are_read_as_training_renders_them():
     """The last prompt is the conversation up to where the model writes again."""
-    told = Told(call("print(6 * 7)"), "\\boxed{42}")
-    answer_of(told)
+    scripted = ScriptedModel(call("print(6 * 7)"), "\\boxed{42}")
+    answer_of(scripted)
     messages = [
         {"role": "user", "content": QUESTION},
         {
@@ -88,25 +88,25 @@ def test_the_turns_are_read_as_training_renders_them():
         {"role": "assistant", "content": "x"},
     ]
     trained = "".join(segment.text for segment in render_to_train(messages, json.loads(SHOWN_TOOLS)))  # pyright: ignore
-    assert told.read[1] == trained[: trained.rindex("\nx")]
+    assert scripted.read[1] == trained[: trained.rindex("\nx")]
 
 
 @pytest.mark.parametrize("is_served", [False, True])
 def test_a_model_that_never_answers_is_wrong_even_where_a_program_printed_the_answer(is_served):
-    told = Told(*[call("print('\\\\boxed{42}')")] * MAX_TURNS)
-    written = answer_of(told, is_served=is_served)
-    assert not told.turns and "\\boxed{42}" in told.read[-1]
+    scripted = ScriptedModel(*[call("print('\\\\boxed{42}')")] * MAX_TURNS)
+    written = answer_of(scripted, is_served=is_served)
+    assert not scripted.turns and "\\boxed{42}" in scripted.read[-1]
     assert last_words(written) == "" and not is_right("math_with_python", "", "42", written)
 
 
 def test_a_long_print_is_cut_and_a_full_row_ends_the_answer_unanswered():
-    told = Told(call("print('7' * 100000)"), "\\boxed{7}")
-    written = answer_of(told, sequence_length=900)
-    assert told.turns == ["\\boxed{7}"], "the second turn has no room"
+    scripted = ScriptedModel(call("print('7' * 100000)"), "\\boxed{7}")
+    written = answer_of(scripted, sequence_length=900)
+    assert scripted.turns == ["\\boxed{7}"], "the second turn has no room"
     assert MAX_SHOWN_CHARS <= written.count("7") < MAX_SHOWN_CHARS + 10
     assert not is_right("math_with_python", "", "7", written)
 
 
 def test_a_call_that_cannot_be_read_ends_the_answer():
-    written = answer_of(Told("\\boxed{42} <tool_call>python"))
+    written = answer_of(ScriptedModel("\\boxed{42} <tool_call>python"))
     assert not is_right("math_with_python", "", "42", written)
