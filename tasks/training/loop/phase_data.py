@@ -3,11 +3,11 @@ itself."""
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,12 +20,14 @@ from tasks.data.packing.packed_rows import PackedRows
 from tasks.training.loop.batches import Rows, read_micro_batches, refuse_foreign_tokens
 from tasks.training.loop.pair_data import PairData
 from tasks.training.loop.prefetch import Prefetcher
+from tasks.training.parallel.control import on_first_rank
 from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.sequence_parallel import own_parts
 from tasks.training.parallel.trainable import Trainable
 from tasks.training.plan.answer_batches import answers_at_once
 from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, target_log_probabilities
 from tasks.training.policy.critic import Estimates, estimate_advantages, token_values
+from tasks.training.policy.divided_likelihood import divided_log_probabilities
 from tasks.training.policy.dynamic_temperature import step_temperature
 from tasks.training.policy.episodes import episode_metrics
 from tasks.training.policy.frozen_models import open_frozen, score_answers
@@ -44,9 +46,9 @@ from tasks.training.policy.rollouts import (
 )
 from tasks.training.policy.served_engine import ServedEngine
 from tasks.training.schedule.schedules import StepPlan, plan_step
-from tasks.training.state.export import export_model
 from tasks.training.state.job import TrainingJob
 from tasks.training.state.position import Position
+from tasks.training.state.rollout_weights import write_rollout_weights
 
 if TYPE_CHECKING:
     import torch
@@ -131,13 +133,13 @@ class PackedData:
 
 
 class PolicyData:
-    """Answers of the present model to the prompts of the step: each rank samples its share of the groups, and all know
-    all answers."""
+    """Answers of the present model to the prompts of the step, which all ranks know. Each rank samples its share of the
+    groups with the whole model; of a server rank 0 asks for all."""
 
     def __init__(self, job: TrainingJob, trainable: Trainable) -> None:
         assert isinstance(job.recipe.objective, PolicyObjective), job.recipe.objective
-        self.job, self.model, self.objective = job, trainable.model, job.recipe.objective
-        self.ranks = trainable.ranks.data
+        self.job, self.trainable, self.model = job, trainable, trainable.model
+        self.objective, self.ranks = job.recipe.objective, trainable.ranks.data
         self.num_sequences, self.dtype = job.resources.micro_batch_sequences, job.recipe.dtype
         self.tokenizer = tokenizer_for_text(job.tokenizer_path)
         solved_path = Path(job.solved_path) if job.solved_path else None
@@ -158,7 +160,7 @@ class PolicyData:
         self._set_temperature(position)
         rollouts = self._sample(plan, position, seconds)
         seconds["rollout_seconds"] = time.perf_counter() - started - sum(seconds.values())
-        device = self.model.lm_head.weight.device
+        device, parts = self.trainable.device, self.trainable.ranks
         self.comparison = RouteComparison(device) if self.objective.routes != "ignore" else None
         updates = policy_updates(
             self._log_probabilities,
@@ -168,18 +170,23 @@ class PolicyData:
             device,
             None if self.critic is None else self._critique,
             self.ranks,
+            parts.tensor.size * parts.context.size,
         )
         if self.comparison is not None:
             updates.metrics["route_difference"] = self.comparison.share(self.ranks)
             self.comparison = None
         refuse_mismatch(updates.metrics, self.objective, step)
-        first, later = (updates.policy[0](), updates.policy[1:]) if updates.policy else ([], [])
+        every = [partial(self._own_parts, update) for update in updates.policy]
+        first, later = (every[0](), every[1:]) if every else ([], [])
         refilled = Counter(rollout.prompt.domain for rollout in rollouts[plan.num_rows :: size])
         played = [rollout.episode for rollout in rollouts if rollout.episode is not None]
         updates.metrics.update(episode_metrics(played), **seconds, refilled_groups=float(refilled.total()))
         updates.metrics["temperature"] = self.objective.temperature
         described = describe_groups(rollouts, size, LOGGED_GROUPS, step)
         return StepData(first, later, updates.critic, updates.metrics, described, dict(refilled))
+
+    def _own_parts(self, update: Callable[[], list[MicroBatch]]) -> list[MicroBatch]:
+        return own_parts(update(), self.trainable.ranks)
 
     def _set_temperature(self, position: Position) -> None:
         """Let the step's sampling and loss have the temperature of its position."""
@@ -198,20 +205,16 @@ class PolicyData:
         refilled = Counter(self._refilled(position))
         recipe = self.job.recipe.model_copy(update={"objective": self.objective})
 
+        def answer(prompts: Sequence[Prompt], first_group: int) -> list[Rollout]:
+            score = None if self.reward_model is None else self._score
+            eos, step = self.job.eos_token_ids, position.step + 1
+            return sample_answers(engine, self.tokenizer, prompts, recipe, eos, step, score, first_group, seconds)
+
         def sample(prompts: Sequence[Prompt], first_group: int) -> list[Rollout]:
+            if isinstance(engine, ServedEngine):
+                return on_first_rank(lambda: answer(prompts, first_group))
             share = share_of(len(prompts), self.ranks)
-            own = sample_answers(
-                engine,
-                self.tokenizer,
-                prompts[share],
-                recipe,
-                self.job.eos_token_ids,
-                position.step + 1,
-                None if self.reward_model is None else self._score,
-                first_group + share.start,
-                seconds,
-            )
-            return gather(own, self.ranks)
+            return gather(answer(prompts[share], first_group + share.start), self.ranks)
 
         def further(domains: Sequence[str]) -> list[Prompt]:
             prompts = self.prompts.further((plan.first_row + plan.num_rows) // size, domains, refilled)
@@ -222,20 +225,20 @@ class PolicyData:
         return sample_until_informative(sample, prompts, further, self.objective.max_refills, size)
 
     def _engine(self, plan: StepPlan, step: int) -> RolloutEngine:
-        """The engine of a step, with its weights."""
+        """The engine of a step, with its weights; all ranks call it."""
         if self.objective.rollouts == "in_process":
             at_once = answers_at_once(self.job.recipe, self.job.resources, plan.num_rows)
             model = policy_model(self.model, self.dtype)
             return InProcessEngine(model, weights_version=str(step), batch_sequences=at_once)
         work_dir = Path(self.job.work_dir)
-        hf_dir = work_dir / "rollout_weights"
-        shutil.rmtree(hf_dir, ignore_errors=True)
-        export_model(self.job, self.model, hf_dir)
+        hf_dir = write_rollout_weights(self.job, self.trainable)
         # With digits of the key: another run that uses the server has steps of the same numbers.
         version = f"{self.job.recipe.phase}-{work_dir.name[:12]}-{step}"
         return ServedEngine(self.objective.rollouts, self.job.resources.rollout_server, hf_dir, version)
 
     def _log_probabilities(self, rows: AnswerRows) -> Tensor:
+        if self.trainable.is_divided:
+            return divided_log_probabilities(self.trainable, rows, self.objective.temperature, self.num_sequences)
         return self._likelihood(policy_model(self.model, self.dtype), rows, self.comparison)
 
     def _likelihood(self, model: Glm4Moe, rows: AnswerRows, comparison: RouteComparison | None = None) -> Tensor:

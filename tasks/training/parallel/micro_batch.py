@@ -31,6 +31,8 @@ class MicroBatch:
     """Numbers of the rows in their phase; None where they are not trained, or sampled."""
     temperature: float = 1.0
     """Divides the logits; where the targets were sampled, it is the temperature of the sampling."""
+    scores_targets: bool = False
+    """Whether a pass gives the targets' log-probabilities in place of losses."""
     is_filler: bool = False
     """Nothing to learn from: it only keeps a rank with fewer rows in step with the others."""
 
@@ -57,6 +59,7 @@ class MicroBatch:
             "target_ids_BT": self.target_ids_BT,
             "target_weights_BT": self.weights_BT,
             "temperature": self.temperature,
+            "scores_targets": self.scores_targets,
             "mtp_target_ids_BT": self.mtp_target_ids_BT,
             "preference": self.preference,
             "values": self.values,

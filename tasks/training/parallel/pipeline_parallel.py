@@ -49,6 +49,8 @@ class StageOutput(NamedTuple):
     """Of this stage's layers."""
     counts_LE: Tensor
     """Of this stage's layers with experts."""
+    log_probabilities_BT: Tensor | None = None
+    """On the last stage, of targets that were to be scored; there are no losses then."""
 
 
 def divide_stages(model: Glm4Moe, ranks: Ranks) -> None:
@@ -97,7 +99,9 @@ class PipelineStage(nn.Module):
         )
         if self.is_last:
             output = self.model.losses(trunk, hidden_BTD if embedded_BTD is None else embedded_BTD, **arguments)
-            assert output.losses is not None
+            if output.losses is None:
+                zero = hidden_BTD.new_zeros(())
+                return StageOutput(None, None, None, None, zero, output.expert_counts_LE, output.log_probabilities_BT)
             return StageOutput(None, None, *output.losses, output.expert_counts_LE)
         balance = (
             torch.stack(trunk.balance).sum() * self.model.num_parts
@@ -252,7 +256,20 @@ def accumulate_in_stages(
 @torch.no_grad()
 def next_token_loss_in_stages(trainable: Trainable, batch: MicroBatch) -> Tensor:
     """Mean next-token loss of a micro-batch on the last stage, 0 on the others."""
+    output = _forward_alone(trainable, batch)
+    return torch.zeros((), device=trainable.device) if output.lm is None else output.lm
+
+
+@torch.no_grad()
+def log_probabilities_in_stages(trainable: Trainable, batch: MicroBatch) -> Tensor:
+    """Those of the targets of a micro-batch that scores them, on the last stage, 0 on the others."""
+    scored_BT = _forward_alone(trainable, batch).log_probabilities_BT
+    return torch.zeros(batch.target_ids_BT.shape, device=trainable.device) if scored_BT is None else scored_BT
+
+
+def _forward_alone(trainable: Trainable, batch: MicroBatch) -> StageOutput:
+    """A forward pass without a backward pass."""
     pipeline = _Pipeline(trainable)
     _, _, output = pipeline.forward(batch)
     pipeline.finish()
-    return torch.zeros((), device=trainable.device) if output.lm is None else output.lm
+    return output

@@ -27,5 +27,12 @@ class Trainable:
     """The critic of the policy that this is; None for other objectives than PPO."""
 
     @property
+    def is_divided(self) -> bool:
+        """Whether no rank can compute the model alone: ranks divide its weights, or the positions of its rows."""
+        ranks = self.ranks
+        axes = (ranks.tensor, ranks.context, ranks.pipeline, ranks.expert)
+        return any(axis.size > 1 for axis in axes) or self.engine.zero_optimization_stage() == 3
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device

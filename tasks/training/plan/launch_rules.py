@@ -45,7 +45,7 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
     reasons += incomplete_queue(resources)
     if isinstance(recipe.objective, PolicyObjective):
         reasons += untrainable_policy(recipe, resources)
-        reasons += unserved_rollouts(recipe, recipe.objective, resources)
+        reasons += unserved_rollouts(recipe.objective, resources)
     if recipe.reads_pairs:
         reasons += untrainable_pairs(recipe, resources)
     if resources.compile_layers:
@@ -76,23 +76,28 @@ def uncompiled_layers(recipe: TrainingRecipe, resources: TrainingResources) -> l
 
 
 def untrainable_policy(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
-    """Every reason against training a policy on these ranks, each of which samples with the whole model."""
-    kind = recipe.objective.kind
+    """Every reason against training a policy on these ranks: a divided model neither samples nor has a critic."""
+    objective = recipe.objective
+    assert isinstance(objective, PolicyObjective), objective
+    kind, mtp = objective.kind, taught_mtp(recipe, "wrong answers as well as right ones")
+    if objective.rollouts != "in_process" and kind != "ppo":
+        return mtp
+    why, instead = (
+        ("whose critic is not divided", "")
+        if kind == "ppo"
+        else ("whose answers each rank samples with the whole model", ", or rollouts to sglang or vllm")
+    )
     reasons = [
-        f"{axis} {getattr(resources, axis)} cannot train {kind}, whose answers each rank samples with the whole model: "
-        f"set {axis} to 1"
+        f"{axis} {getattr(resources, axis)} cannot train {kind}, {why}: set {axis} to 1{instead}"
         for axis in MODEL_AXES
         if getattr(resources, axis) > 1
     ]
     if resources.zero_stage == 3:
-        reasons.append(
-            f"zero_stage 3 cannot train {kind}, whose answers are sampled from undivided weights: set zero_stage to 2 "
-            f"or less"
-        )
-    return [*reasons, *taught_mtp(recipe, "wrong answers as well as right ones")]
+        reasons.append(f"zero_stage 3 cannot train {kind}, {why}: set zero_stage to 2 or less{instead}")
+    return [*reasons, *mtp]
 
 
-def unserved_rollouts(recipe: TrainingRecipe, objective: PolicyObjective, resources: TrainingResources) -> list[str]:
+def unserved_rollouts(objective: PolicyObjective, resources: TrainingResources) -> list[str]:
     """Every reason against who is to sample the answers."""
     server = resources.rollout_server
     if objective.rollouts == "in_process":
@@ -100,17 +105,8 @@ def unserved_rollouts(recipe: TrainingRecipe, objective: PolicyObjective, resour
     reasons = []
     if urlsplit(server).scheme not in ("http", "https"):
         reasons.append(f"rollouts {objective.rollouts} need a server, rollout_server is {server!r}: set it to its URL")
-    if resources.num_ranks > 1:
-        reasons.append(
-            f"rollouts {objective.rollouts} with num_ranks {resources.num_ranks}: one rank gives the weights, set "
-            f"num_ranks to 1"
-        )
     if objective.routes != "ignore":
         reasons.append(f"rollouts {objective.rollouts} bring no routes, routes is {objective.routes}: set it to ignore")
-    if recipe.adapter.kind != "none":
-        reasons.append(
-            f"rollouts {objective.rollouts} with an adapter: its weights are not written, set adapter.kind to none"
-        )
     return reasons
 
 

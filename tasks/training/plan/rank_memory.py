@@ -227,8 +227,8 @@ def _sampling(
     recipe: TrainingRecipe, resources: TrainingResources, num_answers: int, weights: float
 ) -> tuple[int, int]:
     """Caches of the answers sampled at once, and the copied weights they are sampled with: in bfloat16, or packed on a
-    CPU."""
-    if not isinstance(recipe.objective, PolicyObjective):
+    CPU. A server's are not the rank's."""
+    if not isinstance(recipe.objective, PolicyObjective) or recipe.objective.rollouts != "in_process":
         return 0, 0
     is_copied = recipe.dtype == "bfloat16" or resources.device == "cpu"
     return answers_at_once(recipe, resources, num_answers) * answer_cache_bytes(recipe, resources), int(

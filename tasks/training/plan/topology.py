@@ -157,7 +157,7 @@ def _rows(recipe: TrainingRecipe, resources: TrainingResources, steps: PhaseStep
         )
     if isinstance(recipe.objective, PolicyObjective):
         one_answer = answer_cache_bytes(recipe, resources)
-        if resources.rollout_cache_bytes < one_answer:
+        if recipe.objective.rollouts == "in_process" and resources.rollout_cache_bytes < one_answer:
             yield (
                 f"rollout_cache_bytes ({resources.rollout_cache_bytes}) hold no answer of sequence_length "
                 f"({recipe.sequence_length}): "

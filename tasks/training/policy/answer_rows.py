@@ -74,9 +74,10 @@ class AnswerRows:
         )
 
 
-def lay_out(rollouts: Sequence[Rollout], device: torch.device, replays: bool = False) -> AnswerRows:
-    """One row per rollout, prompt then answer."""
-    width = max(len(rollout.prompt_ids) + len(rollout.answer_ids) for rollout in rollouts) - 1
+def lay_out(rollouts: Sequence[Rollout], device: torch.device, replays: bool = False, num_parts: int = 1) -> AnswerRows:
+    """One row per rollout, prompt then answer; ranks can divide its positions into `num_parts` equal parts."""
+    longest = max(len(rollout.prompt_ids) + len(rollout.answer_ids) for rollout in rollouts) - 1
+    width = -(-longest // num_parts) * num_parts
     token_ids_BT = torch.zeros(len(rollouts), width, dtype=torch.int64)
     target_ids_BT = torch.full((len(rollouts), width), IGNORED)
     log_probabilities_BT = torch.zeros(len(rollouts), width)

@@ -118,9 +118,11 @@ def policy_updates(
     device: torch.device,
     critique: Callable[[AnswerRows, Tensor, Tensor], Estimates] | None = None,
     data: Axis = ALONE,
+    num_parts: int = 1,
 ) -> PolicyUpdates:
-    """The updates on a step's answers, and its metrics. All ranks of `data` have the same answers and make the same
-    weights and metrics of them; each gets the micro-batches of its share of every update's answers.
+    """The updates on a step's answers, and its metrics. All ranks have the same answers and make the same weights and
+    metrics of them; each gets the micro-batches of its share of every update's answers over `data`, whose positions
+    can be divided into `num_parts` equal parts.
 
     `log_probabilities` gives those of the targets under the present weights. `critique` makes advantages of the rows,
     their log-probabilities before the first update and their rewards, for PPO. Without a critic a group of equal
@@ -135,7 +137,7 @@ def policy_updates(
     trained = [rollout for rollout, is_in in zip(rollouts, is_trained, strict=True) if is_in]
     if not trained:
         return PolicyUpdates([], [], metrics)
-    rows = lay_out(trained, device, replays=objective.routes == "replay")
+    rows = lay_out(trained, device, replays=objective.routes == "replay", num_parts=num_parts)
     trainer_BT = log_probabilities(rows)
     ratio_BT = importance_ratios(trainer_BT, rows, objective.importance)
     metrics |= _mismatch(trainer_BT, ratio_BT, rows, objective.importance)

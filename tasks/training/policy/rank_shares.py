@@ -1,4 +1,4 @@
-"""How data-parallel ranks divide the answers of a step: groups to sample, rows to compute, rows of a micro-batch.
+"""How ranks divide the answers of a step: groups to sample, rows to compute, rows of a micro-batch.
 
 Every rank knows all answers and decides alike; only passes through a model are divided. So a step on several ranks is
 that of one process but for the order of sums.

@@ -27,7 +27,7 @@ from configs.schema import AdapterRecipe, ModelRecipe
 from model.architecture.adapters import add_adapters, scaling_of
 from model.architecture.four_bit_layers import four_bit_matrices
 from model.architecture.transformer import Glm4Moe
-from model.formats.checkpoint_names import checkpoint_names, checkpoint_shapes, to_checkpoint_tensors
+from model.formats.checkpoint_names import checkpoint_names, checkpoint_shapes
 from model.formats.hf_checkpoint import ALONE, VOCABULARY_KEY, Writer, config_dict, plan_shards, write_checkpoint
 from model.text.tokenizer_layout import tokenizer_for_text, vocabulary_sha256
 from tasks.training.parallel.control import gathered, on_first_rank
@@ -98,17 +98,6 @@ def _described(shard: dict[str, Tensor], kind: str) -> dict[str, str] | None:
         return None
     unreached = sorted(name for name, tensor in shard.items() if not tensor.any())
     return {UNREACHED: json.dumps(unreached)} if unreached else None
-
-
-def export_model(job: TrainingJob, model: Glm4Moe, hf_dir: Path) -> None:
-    """Write the weights of a model in training, held whole by this rank, as a Hugging Face directory."""
-    dtype = getattr(torch, job.recipe.dtype)
-    recipe = job.recipe.model.model_copy(update={"rope_theta": job.recipe.rope_theta})
-    config = config_dict(recipe, dtype=dtype, eos_token_ids=job.eos_token_ids, pad_token_id=job.pad_token_id)
-    hf_dir.mkdir(parents=True)
-    tensors = to_checkpoint_tensors(model.state_dict())
-    shapes = dict(sorted(checkpoint_shapes(model).items()))
-    write_checkpoint(tensors.__getitem__, shapes, config, hf_dir, dtype=dtype, max_shard_bytes=MAX_SHARD_BYTES)
 
 
 def export_weights(

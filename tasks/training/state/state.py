@@ -11,7 +11,7 @@ exchange what they read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,20 +64,31 @@ def take_snapshot(trainable: Trainable, position: Position) -> Snapshot:
     parts = list(_own_parts(trainable, ""))
     if trainable.critic is not None:
         parts += _own_parts(trainable.critic, CRITIC)
+    return _copied(parts, (position.model_dump_json(indent=1) + "\n").encode())
+
+
+@torch.no_grad()
+def take_weights(trainable: Trainable) -> Snapshot:
+    """As `take_snapshot`, but only of masters, without a position."""
+    return _copied([part for part in _own_parts(trainable, "", ("master",))], b"")
+
+
+def _copied(parts: Sequence[tuple[str, Run, Tensor]], position: bytes) -> Snapshot:
     elements, offset = torch.empty(sum(run.length for _, run, _ in parts)), 0
     for _, run, values in parts:
         elements[offset : offset + run.length].copy_(values)
         offset += run.length
-    text = position.model_dump_json(indent=1) + "\n"
-    return Snapshot(tuple((kind, run) for kind, run, _ in parts), elements, text.encode())
+    return Snapshot(tuple((kind, run) for kind, run, _ in parts), elements, position)
 
 
-def _own_parts(trainable: Trainable, prefix: str) -> Iterator[tuple[str, Run, Tensor]]:
+def _own_parts(
+    trainable: Trainable, prefix: str, kinds: Sequence[str] = ("master", *_OPTIMIZER_KINDS)
+) -> Iterator[tuple[str, Run, Tensor]]:
     """Kind, place and values of what this rank writes; the values are views."""
     model, ranks = trainable.model, trainable.ranks
     pieces = pieces_of(trainable.engine, model, ranks)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    for kind in ("master", *_OPTIMIZER_KINDS):
+    for kind in kinds:
         for parameter, piece in pieces.items():
             if kind != "master" and (kind == "momentum") != trainable.optimizer.has_momentum(parameter):
                 continue

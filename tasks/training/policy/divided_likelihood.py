@@ -1,0 +1,51 @@
+"""How likely a policy finds its answers where ranks divide its weights or its rows' positions: by the engine's passes.
+
+All ranks make equally many passes, as their layers exchange tokens, weights and hidden states. Every rank gets the same
+numbers: each position's is computed once, and added to zeros.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tasks.training.parallel.pipeline_parallel import log_probabilities_in_stages
+from tasks.training.parallel.sequence_parallel import own_positions
+from tasks.training.policy.rank_shares import share_batches
+
+if TYPE_CHECKING:
+    from tasks.training.parallel.micro_batch import MicroBatch
+    from tasks.training.parallel.trainable import Trainable
+    from tasks.training.policy.answer_rows import AnswerRows
+
+
+@torch.no_grad()
+def divided_log_probabilities(trainable: Trainable, rows: AnswerRows, temperature: float, num_sequences: int) -> Tensor:
+    """log p(target) under the weights about to be trained, (B, T), at the temperature of the sampling; all ranks call
+    it with the same rows."""
+    ranks, (num_rows, width) = trainable.ranks, rows.token_ids_BT.shape
+    length = width // ranks.context.size
+    positions = slice(ranks.context.rank * length, (ranks.context.rank + 1) * length)
+    whole_BT = torch.zeros_like(rows.rollout_log_probabilities_BT)
+    trainable.engine.eval()
+    for numbers, is_filler in share_batches(torch.arange(num_rows, device=trainable.device), num_sequences, ranks.data):
+        batch = rows.select(numbers).micro_batch(is_filler=is_filler, temperature=temperature, scores_targets=True)
+        scored_BT = _score(trainable, own_positions(batch, ranks))
+        if not is_filler:
+            whole_BT[numbers, positions] = scored_BT
+    trainable.engine.train()
+    for axis in (ranks.replicas, ranks.pipeline):
+        if axis.group is not None:
+            dist.all_reduce(whole_BT, group=axis.group)
+    return whole_BT
+
+
+def _score(trainable: Trainable, batch: MicroBatch) -> Tensor:
+    if trainable.ranks.pipeline.size > 1:
+        return log_probabilities_in_stages(trainable, batch)
+    output = trainable.engine(batch.token_ids_BT, **batch.model_arguments)
+    assert output.log_probabilities_BT is not None, "the micro-batch scores its targets"
+    return output.log_probabilities_BT
