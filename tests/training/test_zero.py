@@ -158,6 +158,15 @@ def far_apart(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
     return {key: distance for key, distance in distances.items() if not distance <= tolerance}
 
 
+def test_tensor_ranks_of_stage_1_in_bfloat16_train_as_without_zero(tmp_path):
+    """Tensor ranks add in another order than one process, in bfloat16: they are compared with each other."""
+    cases = [{"zero_stage": stage, "dtype": "bfloat16", "tensor_parallel": 2} for stage in (0, 1)]
+    without, divided = on_ranks(run_cases, 2, tmp_path, cases)[0]["found"]
+    for figure in ("losses", "norms"):
+        assert divided[figure] == pytest.approx(without[figure], rel=LOSS_TOLERANCE["bfloat16"]), figure
+    assert not far_apart(divided["state"], without["state"], TOLERANCE["bfloat16"])
+
+
 @pytest.mark.parametrize("name", ["adamw", "bfloat16"])
 def test_gradients_of_a_wrong_scale_are_seen_in_weights_and_moments(references, name):
     far = far_apart(references[f"{name}, gradients twice"]["state"], references[name]["state"], TOLERANCE[name])

@@ -27,7 +27,7 @@ from tasks.training.parallel.compiled_layers import add_gradient, compile_layers
 from tasks.training.parallel.control import on_first_rank
 from tasks.training.parallel.deepspeed_config import deepspeed_config
 from tasks.training.parallel.expert_parallel import divide_experts
-from tasks.training.parallel.gradients import sum_in_float32
+from tasks.training.parallel.gradients import leave_out_own_norm, sum_in_float32
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
 from tasks.training.parallel.partitions import pieces_of
 from tasks.training.parallel.pipeline_parallel import PipelineStage, divide_stages
@@ -163,6 +163,7 @@ def build_trainable(
         engine.enable_backward_allreduce = ranks.replicas.size > 1 or ranks.expert_data.size > 1
     elif resources.zero_stage == 1 and dtype == "bfloat16":
         sum_in_float32(engine, add_gradient if resources.compile_layers else Tensor.add_)
+        leave_out_own_norm(engine)
     assert engine.device is not None
     optimizer.orthogonalize = WholeMatrices(optimizer, pieces_of(engine, model, ranks), ranks, engine.device)
     return Trainable(engine, model, optimizer, ranks)

@@ -34,6 +34,15 @@ def sum_in_float32(engine: DeepSpeedEngine, add: Callable[[Tensor, Tensor], obje
             parameter.register_post_accumulate_grad_hook(partial(_add_gradient, optimizer, add, group, index))
 
 
+def leave_out_own_norm(engine: DeepSpeedEngine) -> None:
+    """Let DeepSpeed's step with bfloat16 weights compute no norm of its gradients: `gradient_norm` did before it, and a
+    step whose norm is not finite was refused. DeepSpeed's counts what tensor ranks share on the first of them only,
+    and fails where another rank is left without a gradient."""
+    optimizer = cast("BF16_Optimizer", engine.optimizer)
+    nothing = torch.zeros((), device=engine.device)
+    optimizer.get_grads_for_norm = lambda for_clipping=False: ([nothing], {})
+
+
 def _add_gradient(
     optimizer: BF16_Optimizer, add: Callable[[Tensor, Tensor], object], group: int, index: int, parameter: Tensor
 ) -> None:
