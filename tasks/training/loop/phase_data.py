@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import torch.distributed as dist
+
 from configs.files.block_reader import BlockReader
 from configs.schema import PolicyObjective, PpoObjective
 from model.architecture.adapters import without_adapters
@@ -151,7 +153,7 @@ class PolicyData:
             self.critic = trainable.critic.model
             if job.recipe.adapter.kind == "none":
                 self.reference = open_frozen(job.reference_dir or job.start_weights_dir, self.dtype, trainable.device)
-        if job.reward_model_dir:
+        if job.reward_model_dir and (self.objective.rollouts == "in_process" or dist.get_rank() == 0):
             self.reward_model = open_frozen(job.reward_model_dir, self.dtype, trainable.device, is_scored=True)
 
     def read(self, plan: StepPlan, position: Position) -> StepData:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -31,6 +32,27 @@ def test_a_loss_of_the_mtp_layer_is_refused_since_it_would_learn_wrong_answers(k
     message = rf"objective {kind} with an mtp_loss_weight above 0 .*: set mtp_loss_weight to 0 in course rl_reasoning"
     with pytest.raises(ValueError, match=message):
         refuse_impossible_training(recipe.model_copy(update={"course": taught}), RESOURCES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rollouts", "message"),
+    [
+        (
+            "grpo",
+            "in_process",
+            "tensor_parallel 2 cannot train grpo, whose answers each rank samples .*, or rollouts to",
+        ),
+        ("ppo", "sglang", "tensor_parallel 2 cannot train ppo, whose critic is not divided: set tensor_parallel to 1$"),
+        ("gspo", "sglang", ""),
+    ],
+)
+def test_a_divided_policy_is_refused_where_it_samples_or_has_a_critic(kind, rollouts, message):
+    served = {"rollouts": rollouts, "routes": "ignore", "loss_mean": "answers"}
+    recipe = rl_recipe(objective=GRPO | (CRITIC if kind == "ppo" else {}) | {"kind": kind} | served)
+    server = {} if rollouts == "in_process" else {"rollout_server": "http://h:1"}
+    resources = RESOURCES.model_copy(update={"num_ranks": 2, "ranks_per_node": 2, "tensor_parallel": 2} | server)
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        refuse_impossible_training(recipe, resources)
 
 
 def test_a_rank_whose_server_answers_in_another_protocol_ends_with_a_sentence(tmp_path):

@@ -257,7 +257,6 @@ def test_a_phase_trains_on_what_its_server_samples(kind, tmp_path):
         (SERVED, {"rollout_server": "host:30000"}, "rollout_server is 'host:30000': set it to its URL"),
         (GRPO, {"rollout_server": "http://host:30000"}, "rollout_server is .* with rollouts in_process: empty it"),
         (SERVED | {"routes": "compare"}, {"rollout_server": "http://h:1"}, "routes is compare: set it to ignore"),
-        (SERVED, {"rollout_server": "http://h:1", "num_ranks": 2}, "num_ranks 2: .* set num_ranks to 1"),
     ],
 )
 def test_rollouts_that_no_server_can_give_are_refused(recipe, resources, message, tmp_path):
