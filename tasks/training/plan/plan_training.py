@@ -73,8 +73,16 @@ def plan_training(
         machine=machine.name,
         cost=scale_cost(scale, [phase.needs for phase in phases], prices, machine),
         phases=phases,
+        evaluation=_describe_evaluation(scale),
         suite=_describe_suite(scale),
     )
+
+
+def _describe_evaluation(scale: Scale) -> str:
+    """What every phase's evaluation needs: no axis divides it."""
+    dtype, device = scale.evaluation.recipe.dtype, scale.evaluation.resources.device
+    weights = (2 if dtype == "bfloat16" else 4) * count_parameters(scale.model.recipe).total
+    return f"has one whole model on one device ({device}) after each phase: {size(weights)} of weights in {dtype}"
 
 
 def _describe_suite(scale: Scale) -> str:

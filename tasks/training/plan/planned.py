@@ -167,6 +167,8 @@ class Plan(BaseModel):
     machine: str
     cost: PlannedCost
     phases: tuple[PlannedPhase, ...]
+    evaluation: str
+    """What a device must hold to evaluate a phase's checkpoint, in words."""
     suite: str
     """What a release is asked and where its files come from, in words; empty where the scale has no suite."""
 
@@ -203,6 +205,7 @@ class Plan(BaseModel):
             "",
             f"  cost         {self.cost.describe(self.scale)}",
             "  rank-hours include what is lost to failures and saves on accelerators; smallest world: by --search",
+            f"  evaluation   {self.evaluation}",
             *([f"  release      {self.suite}"] if self.suite else []),
             "",
             *table([(phase.name, phase.schedule) for phase in self.phases]),
