@@ -27,23 +27,27 @@ EXPERTS = Shard(axis="expert", dim=0)
 def divide_experts(model: nn.Module, ranks: Ranks, *, is_overlapped: bool) -> None:
     """Keep this rank's experts of every layer and send tokens to where theirs are; before the optimizer is built.
 
-    DeepSpeed sums their gradients over `ranks.expert_data` only. `is_overlapped`: the shared expert is computed while
-    tokens are exchanged.
+    DeepSpeed sums their gradients over `ranks.expert_data` only; experts without gradients are none of its business.
+    `is_overlapped`: the shared expert is computed while tokens are exchanged.
     """
     if ranks.expert.size == 1:
         return
     from tasks.training.parallel.deepspeed_experts import ExpertGroups
 
     groups = ExpertGroups(ranks)
-    for mixture in [module for module in model.modules() if isinstance(module, MixtureOfExperts)]:
+    mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+    are_trained = any(each.requires_grad for mixture in mixtures for each in mixture.experts.parameters())
+    for mixture in mixtures:
         for name, whole in list(mixture.experts.named_parameters()):
             part = nn.Parameter(own_part(whole.data, EXPERTS, ranks).clone(), whole.requires_grad)
             part.shard = EXPERTS  # pyright: ignore[reportAttributeAccessIssue]
-            groups.mark_expert(part)
+            if are_trained:
+                groups.mark_expert(part)
             setattr(mixture.experts, name, part)
         mixture.dispatcher = partial(RankDispatcher, axis=ranks.expert, is_overlapped=is_overlapped)
         groups.num_experts = mixture.num_experts
-    model.add_module("expert_groups", groups)
+    if are_trained:
+        model.add_module("expert_groups", groups)
 
 
 class RankDispatcher:

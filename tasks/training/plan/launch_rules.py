@@ -178,10 +178,11 @@ def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) ->
             f"pipeline_parallel {resources.pipeline_parallel} without attention in adapter.targets: a stage may have "
             f"nothing to train. Add attention, or set pipeline_parallel to 1"
         )
-    if resources.expert_parallel > 1 and "routed_experts" not in adapter.targets:
+    if resources.expert_parallel > 1 and resources.zero_stage == 3 and "routed_experts" not in adapter.targets:
         reasons.append(
-            f"expert_parallel {resources.expert_parallel} without routed_experts in adapter.targets: the engine "
-            f"divides trained experts only. Add routed_experts, or set expert_parallel to 1"
+            f"expert_parallel {resources.expert_parallel} with zero_stage 3 and no routed_experts in adapter.targets: "
+            f"ZeRO 3 would divide frozen experts among ranks that hold others. Set zero_stage to 2 or less, or "
+            f"expert_parallel to 1"
         )
     if _has_unaligned_rank(recipe, resources):
         reasons.append(

@@ -44,12 +44,14 @@ TWO_RANKS = [
     {"adapter": LORA, "context_parallel": 2, "zero_stage": 1},
     {"adapter": LORA, "pipeline_parallel": 2, "zero_stage": 1},
     *({"adapter": LORA, "expert_parallel": 2, "zero_stage": stage} for stage in (0, 2)),
+    *({"adapter": DORA, "expert_parallel": 2, "zero_stage": stage} for stage in (0, 1)),  # its experts are frozen
     {"adapter": LORA, "zero_stage": 2, "recompute": "selective"},
     {"adapter": LORA, "zero_stage": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu"},
     *({"adapter": LORA, "dtype": "bfloat16", "zero_stage": stage} for stage in (0, 1, 2)),
 ]
 FOUR_RANKS = [
     {"adapter": LORA, "pipeline_parallel": 2, "expert_parallel": 2, "zero_stage": 1},
+    {"adapter": DORA, "tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2, "zero_stage": 1},
     {
         "adapter": LORA,
         "tensor_parallel": 2,
@@ -212,8 +214,8 @@ def test_the_next_phase_starts_from_the_merged_weights(inputs, tuned):
         ),
         (
             {"adapter": LORA | {"targets": ["attention"]}},
-            {"num_ranks": 2, "expert_parallel": 2},
-            "expert_parallel 2 without routed_experts in adapter.targets",
+            {"num_ranks": 2, "expert_parallel": 2, "zero_stage": 3},
+            "expert_parallel 2 with zero_stage 3 and no routed_experts in adapter.targets: .* Set zero_stage to 2 or",
         ),
         ({"adapter": LORA | {"dropout": 0.1}}, {}, "dropout 0.1 with routed_experts, .* set adapter.dropout to 0"),
         ({"adapter": DORA | {"dropout": 0.1}}, {}, "dropout 0.1 with adapter.kind dora, .* set adapter.dropout to 0"),
