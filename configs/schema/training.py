@@ -170,6 +170,10 @@ class TrainingResources(JobResources):
     """URL of the server that samples answers where objective.rollouts names one, empty for in_process. It sees the work
     directory under the same path."""
     micro_batch_sequences: int = Field(gt=0)
+    micro_batch_tokens: int = Field(ge=0)
+    """Positions that a rank takes of a policy's micro-batch, which is filled with answers of alike lengths (S3:
+    max_tokens_per_gpu); a longer answer has one of its own. 0: micro_batch_sequences answers, as wide as the step's
+    longest."""
     save_interval_steps: int = Field(gt=0)
     log_interval_steps: int = Field(gt=0)
     num_kept_checkpoints: int = Field(gt=0)

@@ -70,7 +70,7 @@ def test_s3s_topologies_fit_the_model_and_its_micro_batches_the_token_budget(nam
     own = phase.resources.model_copy(update=changes)
     assert (own.tensor_parallel, own.pipeline_parallel, own.context_parallel, own.expert_parallel) == axes
     assert [*impossible_topology(scale.training_recipe(phase), own)] == []
-    assert own.micro_batch_sequences * phase.recipe.sequence_length / own.context_parallel <= TOKENS_PER_GPU
+    assert own.micro_batch_tokens == TOKENS_PER_GPU
     assert (own.offload_optimizer, phase.recipe.optimizer.kind) == ("cpu", "adamw")
     objective = phase.recipe.objective
     assert isinstance(objective, PolicyObjective) and objective.importance.kind == "truncated"

@@ -351,6 +351,11 @@ def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, t
             {"queue": DEFAULT_QUEUE.model_copy(update={"max_missing_nodes": 1})},
             r"queue.max_missing_nodes 1: no smaller world can be trained \(the job has one node\). Set it to 0",
         ),
+        (
+            {"objective": {"kind": "sft"}},
+            {"micro_batch_tokens": 64},
+            "micro_batch_tokens 64 with objective sft, .* to 0",
+        ),
         ({}, {"zero_stage": 3}, "zero_stage 3 cannot train grpo, .* set zero_stage to 2 or less"),
         ({}, {"num_ranks": 2, "expert_parallel": 2}, "expert_parallel 2 cannot train grpo, .* set expert_parallel to"),
         (

@@ -173,6 +173,7 @@ class PolicyData:
             None if self.critic is None else self._critique,
             self.ranks,
             parts.tensor.size * parts.context.size,
+            self.job.resources.micro_batch_tokens * parts.context.size,
         )
         if self.comparison is not None:
             updates.metrics["route_difference"] = self.comparison.share(self.ranks)

@@ -23,6 +23,7 @@ SEARCHED = (
     "recompute",
     "recompute_every_layers",
     "micro_batch_sequences",
+    "micro_batch_tokens",
 )
 """Settings of a phase's resources that a search may change."""
 ON_CPUS = "no other setting is searched: the time of CPUs is measured or assumed, not derived from a topology"

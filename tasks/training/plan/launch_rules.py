@@ -46,6 +46,11 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
     if isinstance(recipe.objective, PolicyObjective):
         reasons += untrainable_policy(recipe, resources)
         reasons += unserved_rollouts(recipe.objective, resources)
+    elif resources.micro_batch_tokens:
+        reasons.append(
+            f"micro_batch_tokens {resources.micro_batch_tokens} with objective {recipe.objective.kind}, whose rows are "
+            f"all of one length: set it to 0, and micro_batch_sequences"
+        )
     if recipe.reads_pairs:
         reasons += untrainable_pairs(recipe, resources)
     if resources.compile_layers:

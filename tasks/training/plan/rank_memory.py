@@ -14,7 +14,7 @@ from typing import Literal
 from configs.schema import ModelRecipe, PolicyObjective, PpoObjective, TrainingRecipe, TrainingResources
 from model.architecture.counts import count_parameters, count_trained, four_bit_bytes
 from tasks.training.plan.activation_memory import activation_bytes
-from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
+from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once, rows_of_micro_batch
 from tasks.training.plan.bucket_memory import bucket_bytes
 from tasks.training.plan.pipeline_stages import stage_layers
 from tasks.training.plan.topology import data_parallel
@@ -105,8 +105,9 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
         resources.offload_parameters != "none" and zero == 3,
     )
     rows_per_copy = max(1, summarize_steps(recipe).max_rows // data_parallel(resources))
-    num_tokens = resources.micro_batch_sequences * recipe.sequence_length // resources.context_parallel
-    num_batches = -(-rows_per_copy // resources.micro_batch_sequences)
+    rows = rows_of_micro_batch(recipe, resources)
+    num_tokens = rows * recipe.sequence_length // resources.context_parallel
+    num_batches = -(-rows_per_copy // rows)
     is_adapted = recipe.adapter.kind != "none" and recipe.dtype == "bfloat16"  # frozen weights are sampled as they are
     copied = sum((part.trained if is_adapted else part.weights) / _over(part, resources) for part in held)
     kv_cache, sampling_weights = _sampling(recipe, resources, rows_per_copy, element * copied)

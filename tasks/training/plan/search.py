@@ -35,10 +35,11 @@ class Found:
     def describe(self) -> str:
         """In one line."""
         own = self.resources
+        filled = f"tokens {own.micro_batch_tokens}" if own.micro_batch_tokens else f"rows {own.micro_batch_sequences}"
         return (
             f"data {data_parallel(own)} x tensor {own.tensor_parallel} x pipeline {own.pipeline_parallel} x context "
             f"{own.context_parallel}, experts {own.expert_parallel}, ZeRO {own.zero_stage}, recompute {own.recompute}, "
-            f"rows {own.micro_batch_sequences}: {self.step.seconds:.3g} s a step, {self.step.mfu:.1%} of peak, "
+            f"{filled}: {self.step.seconds:.3g} s a step, {self.step.mfu:.1%} of peak, "
             f"{self.memory_bytes / 1e9:.1f} GB"
         )
 
@@ -102,6 +103,7 @@ def _candidates(
                 "recompute": recompute,
                 "recompute_every_layers": 1,
                 "micro_batch_sequences": rows,
+                "micro_batch_tokens": 0,
             }
         )
         has_code = own_reasons.issuperset(unavailable_training(recipe, candidate))

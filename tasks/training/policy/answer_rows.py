@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +38,10 @@ class AnswerRows:
     """Whether training computes with those experts."""
     gaps_BT: Tensor | None = None
     """True after a row's last token; None where every row is full."""
+    num_parts: int = 1
+    """Ranks can divide the positions into so many equal parts."""
+    max_batch_tokens: int = 0
+    """Positions of a micro-batch, which is filled with rows of alike lengths; 0: with a number of rows in turn."""
 
     @property
     def is_answer_BT(self) -> Tensor:
@@ -45,14 +49,53 @@ class AnswerRows:
 
     def select(self, numbers: Tensor | slice) -> AnswerRows:
         """The rows with these numbers."""
-        return AnswerRows(
-            self.token_ids_BT[numbers],
-            self.target_ids_BT[numbers],
-            self.rollout_log_probabilities_BT[numbers],
-            None if self.routes_LBTK is None else self.routes_LBTK[:, numbers],
-            self.replays,
-            None if self.gaps_BT is None else self.gaps_BT[numbers],
+        return self._cut((numbers,))
+
+    def _cut(self, index: tuple[Tensor | slice, ...]) -> AnswerRows:
+        """Rows, or rows and positions."""
+        gaps_BT = None if self.gaps_BT is None else self.gaps_BT[index]
+        return replace(
+            self,
+            token_ids_BT=self.token_ids_BT[index],
+            target_ids_BT=self.target_ids_BT[index],
+            rollout_log_probabilities_BT=self.rollout_log_probabilities_BT[index],
+            routes_LBTK=None if self.routes_LBTK is None else self.routes_LBTK[:, *index],
+            gaps_BT=gaps_BT,
         )
+
+    def batches(self, numbers: Tensor, num_sequences: int) -> list[Tensor]:
+        """The numbers of these rows by micro-batch: `num_sequences` in turn, or from the longest on as many as
+        max_batch_tokens hold at the length of their longest, but at least one."""
+        if not self.max_batch_tokens:
+            return [each for each in numbers.split(num_sequences) if len(each)]
+        lengths_B = self._lengths_B[numbers]
+        order_B = lengths_B.argsort(descending=True, stable=True)
+        ordered, lengths, batches = numbers[order_B], lengths_B[order_B].tolist(), []
+        while lengths:
+            size = max(1, self.max_batch_tokens // self._width_of(lengths[0]))
+            batches.append(ordered[:size])
+            ordered, lengths = ordered[size:], lengths[size:]
+        return batches
+
+    def batch(self, numbers: Tensor) -> AnswerRows:
+        """The rows of a micro-batch, where max_batch_tokens fill it no wider than the longest of them."""
+        own = self.select(numbers)
+        return (
+            own._cut((slice(None), slice(self._width_of(int(own._lengths_B.max()))))) if self.max_batch_tokens else own
+        )
+
+    @property
+    def width(self) -> int:
+        return self.token_ids_BT.shape[1]
+
+    @property
+    def _lengths_B(self) -> Tensor:
+        if self.gaps_BT is None:
+            return torch.full((len(self.token_ids_BT),), self.width, device=self.token_ids_BT.device)
+        return (~self.gaps_BT).sum(1)
+
+    def _width_of(self, length: int) -> int:
+        return -(-length // self.num_parts) * self.num_parts
 
     @property
     def replayed_LBTK(self) -> Tensor | None:
@@ -74,8 +117,14 @@ class AnswerRows:
         )
 
 
-def lay_out(rollouts: Sequence[Rollout], device: torch.device, replays: bool = False, num_parts: int = 1) -> AnswerRows:
-    """One row per rollout, prompt then answer; ranks can divide its positions into `num_parts` equal parts."""
+def lay_out(
+    rollouts: Sequence[Rollout],
+    device: torch.device,
+    replays: bool = False,
+    num_parts: int = 1,
+    max_batch_tokens: int = 0,
+) -> AnswerRows:
+    """One row per rollout, prompt then answer; see AnswerRows for the rest."""
     longest = max(len(rollout.prompt_ids) + len(rollout.answer_ids) for rollout in rollouts) - 1
     width = -(-longest // num_parts) * num_parts
     token_ids_BT = torch.zeros(len(rollouts), width, dtype=torch.int64)
@@ -98,6 +147,8 @@ def lay_out(rollouts: Sequence[Rollout], device: torch.device, replays: bool = F
         _lay_out_routes([rollout.routes_LTK for rollout in rollouts], width, device),
         replays,
         gaps_BT.to(device) if gaps_BT.any() else None,
+        num_parts,
+        max_batch_tokens,
     )
 
 
@@ -139,12 +190,12 @@ def target_log_probabilities(
 ) -> Tensor:
     """log p(target) under the weights about to be trained, (B, T), at the temperature of the sampling. `comparison`
     counts where the routers choose otherwise than in the rollout."""
-    pieces = []
-    for start in range(0, len(rows.token_ids_BT), num_sequences):
-        own = rows.select(slice(start, start + num_sequences))
+    whole_BT = torch.zeros_like(rows.rollout_log_probabilities_BT)
+    for numbers in rows.batches(torch.arange(len(whole_BT), device=whole_BT.device), num_sequences):
+        own = rows.batch(numbers)
         with nullcontext([]) if comparison is None else recorded_routes(model.trunk_layers) as recorded:
             hidden_BTD = model.hidden_states(own.token_ids_BT, routes_LBTK=own.replayed_LBTK, gaps_BT=own.gaps_BT)
         if comparison is not None and own.routes_LBTK is not None:
             comparison.add(recorded, own.routes_LBTK)
-        pieces.append(model.lm_head.log_probabilities(hidden_BTD / temperature, own.target_ids_BT))
-    return torch.cat(pieces)
+        whole_BT[numbers, : own.width] = model.lm_head.log_probabilities(hidden_BTD / temperature, own.target_ids_BT)
+    return whole_BT

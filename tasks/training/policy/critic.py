@@ -111,18 +111,20 @@ def explained_variance(returns_A: Tensor, values_A: Tensor) -> float:
 @torch.no_grad()
 def token_values(critic: Glm4Moe, rows: AnswerRows, num_sequences: int) -> Tensor:
     """What the critic expects of each target before it is written, float32 (B, T); 0 outside answers."""
-    pieces = [critic.score.values(critic.hidden_states(tokens)) for tokens in rows.token_ids_BT.split(num_sequences)]
-    return torch.cat(pieces) * rows.is_answer_BT
+    whole_BT = torch.zeros_like(rows.rollout_log_probabilities_BT)
+    for numbers in rows.batches(torch.arange(len(whole_BT), device=whole_BT.device), num_sequences):
+        own = rows.batch(numbers)
+        whole_BT[numbers, : own.width] = critic.score.values(critic.hidden_states(own.token_ids_BT))
+    return whole_BT * rows.is_answer_BT
 
 
 def critic_batches(
     rows: AnswerRows, estimates: Estimates, part: Tensor, value_clip: float, num_sequences: int, data: Axis
 ) -> list[MicroBatch]:
     """This rank's micro-batches of one update of the critic, on these of the answers."""
-    return [
-        replace(rows.select(numbers), replays=False).micro_batch(
-            is_filler=is_filler,
-            values=ValueTargets(estimates.returns_BT[numbers], estimates.values_BT[numbers], value_clip),
-        )
-        for numbers, is_filler in share_batches(part, num_sequences, data)
-    ]
+    batches = []
+    for numbers, is_filler in share_batches(rows, part, num_sequences, data):
+        own = replace(rows.batch(numbers), replays=False)
+        returns_BT, values_BT = (each[numbers, : own.width] for each in (estimates.returns_BT, estimates.values_BT))
+        batches.append(own.micro_batch(is_filler=is_filler, values=ValueTargets(returns_BT, values_BT, value_clip)))
+    return batches

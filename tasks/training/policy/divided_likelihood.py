@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 def divided_log_probabilities(trainable: Trainable, rows: AnswerRows, temperature: float, num_sequences: int) -> Tensor:
     """log p(target) under the weights about to be trained, (B, T), at the temperature of the sampling; all ranks call
     it with the same rows."""
-    ranks, (num_rows, width) = trainable.ranks, rows.token_ids_BT.shape
-    length = width // ranks.context.size
-    positions = slice(ranks.context.rank * length, (ranks.context.rank + 1) * length)
-    whole_BT = torch.zeros_like(rows.rollout_log_probabilities_BT)
+    ranks, whole_BT = trainable.ranks, torch.zeros_like(rows.rollout_log_probabilities_BT)
     trainable.engine.eval()
-    for numbers, is_filler in share_batches(torch.arange(num_rows, device=trainable.device), num_sequences, ranks.data):
-        batch = rows.select(numbers).micro_batch(is_filler=is_filler, temperature=temperature, scores_targets=True)
+    every = torch.arange(len(whole_BT), device=whole_BT.device)
+    for numbers, is_filler in share_batches(rows, every, num_sequences, ranks.data):
+        batch = rows.batch(numbers).micro_batch(is_filler=is_filler, temperature=temperature, scores_targets=True)
         scored_BT = _score(trainable, own_positions(batch, ranks))
         if not is_filler:
-            whole_BT[numbers, positions] = scored_BT
+            first = ranks.context.rank * scored_BT.shape[1]
+            whole_BT[numbers, first : first + scored_BT.shape[1]] = scored_BT
     trainable.engine.train()
     for axis in (ranks.replicas, ranks.pipeline):
         if axis.group is not None:

@@ -119,10 +119,11 @@ def policy_updates(
     critique: Callable[[AnswerRows, Tensor, Tensor], Estimates] | None = None,
     data: Axis = ALONE,
     num_parts: int = 1,
+    max_batch_tokens: int = 0,
 ) -> PolicyUpdates:
     """The updates on a step's answers, and its metrics. All ranks have the same answers and make the same weights and
-    metrics of them; each gets the micro-batches of its share of every update's answers over `data`, whose positions
-    can be divided into `num_parts` equal parts.
+    metrics of them; each gets the micro-batches of its share of every update's answers over `data`, which are made as
+    AnswerRows says for `num_parts` and `max_batch_tokens`.
 
     `log_probabilities` gives those of the targets under the present weights. `critique` makes advantages of the rows,
     their log-probabilities before the first update and their rewards, for PPO. Without a critic a group of equal
@@ -137,7 +138,7 @@ def policy_updates(
     trained = [rollout for rollout, is_in in zip(rollouts, is_trained, strict=True) if is_in]
     if not trained:
         return PolicyUpdates([], [], metrics)
-    rows = lay_out(trained, device, replays=objective.routes == "replay", num_parts=num_parts)
+    rows = lay_out(trained, device, objective.routes == "replay", num_parts, max_batch_tokens)
     trainer_BT = log_probabilities(rows)
     ratio_BT = importance_ratios(trainer_BT, rows, objective.importance)
     metrics |= _mismatch(trainer_BT, ratio_BT, rows, objective.importance)
@@ -162,14 +163,12 @@ def policy_updates(
         is_weighted_BT = own.is_answer_BT & (advantages_BT[part] != 0)
         if is_weighted_BT.any():
             metrics["clip_fraction"] += shares[number] * float((weights_BT[is_weighted_BT] == 0).float().mean())
-        return [
-            own.select(numbers).micro_batch(
-                is_filler=is_filler,
-                weights_BT=importance_BT[part][numbers] * weights_BT[numbers],
-                temperature=objective.temperature,
-            )
-            for numbers, is_filler in share_batches(torch.arange(len(part), device=device), num_sequences, data)
-        ]
+        factors_BT, batches = importance_BT[part] * weights_BT, []
+        for numbers, is_filler in share_batches(own, torch.arange(len(part), device=device), num_sequences, data):
+            batch = own.batch(numbers)
+            factors = {"weights_BT": factors_BT[numbers, : batch.width], "temperature": objective.temperature}
+            batches.append(batch.micro_batch(is_filler=is_filler, **factors))
+        return batches
 
     return PolicyUpdates([partial(micro_batches, number) for number in range(len(parts))], critic, metrics)
 

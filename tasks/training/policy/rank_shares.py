@@ -50,12 +50,13 @@ def compute_rows(compute: Callable[[AnswerRows], Tensor], rows: AnswerRows, data
     return whole_BT
 
 
-def share_batches(part: Tensor, num_sequences: int, data: Axis) -> list[tuple[Tensor, bool]]:
+def share_batches(rows: AnswerRows, part: Tensor, num_sequences: int, data: Axis) -> list[tuple[Tensor, bool]]:
     """This rank's micro-batches of the rows whose numbers `part` has, and whether each is a filler: one row again,
-    where another rank has one micro-batch more. ZeRO sums gradients after every micro-batch, so all ranks have equally
+    where another rank has more micro-batches. ZeRO sums gradients after every micro-batch, so all ranks have equally
     many."""
-    own, fullest = part[share_of(len(part), data)], -(-len(part) // data.size)
-    batches = [(numbers, False) for numbers in own.split(num_sequences) if len(numbers)]
-    if len(batches) < -(-fullest // num_sequences):
-        batches.append((part[:1], True))
-    return batches
+    shares = [
+        rows.batches(part[len(part) * rank // data.size : len(part) * (rank + 1) // data.size], num_sequences)
+        for rank in range(data.size)
+    ]
+    num_fillers = max(map(len, shares)) - len(shares[data.rank])
+    return [*((numbers, False) for numbers in shares[data.rank]), *([(part[:1], True)] * num_fillers)]

@@ -28,8 +28,8 @@ RECIPES = {
 }
 TOPOLOGIES = {
     "pipeline": ("tokens", {"pipeline_parallel": 2}),
-    "context": ("answers", {"context_parallel": 2, "zero_stage": 1}),
-    "experts": ("tokens", {"expert_parallel": 2, "zero_stage": 2}),
+    "context": ("answers", {"context_parallel": 2, "zero_stage": 1, "micro_batch_tokens": 15}),
+    "experts": ("tokens", {"expert_parallel": 2, "zero_stage": 2, "micro_batch_tokens": 30}),
     "weights": ("answers", {"zero_stage": 3}),
     "adapter": ("adapted", {"tensor_parallel": 2}),
 }

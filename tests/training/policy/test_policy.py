@@ -11,6 +11,7 @@ import torch
 from configs.schema import EpisodeRecipe, ImportanceRecipe, MismatchRecipe, PolicyObjective, RewardRecipe
 from model.architecture.losses import IGNORED
 from model.generation.generation import InProcessEngine, Sampling
+from tasks.training.parallel.ranks import Axis
 from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, lay_out, target_log_probabilities
 from tasks.training.policy.policy import (
     MISMATCH_METRICS,
@@ -23,6 +24,7 @@ from tasks.training.policy.policy import (
     surrogate_weights,
 )
 from tasks.training.policy.prompts import Prompt
+from tasks.training.policy.rank_shares import share_batches
 from tasks.training.policy.rewards import Reward, RewardError, refuse_broken_rewards
 from tasks.training.policy.rollout_connection import EngineError
 from tasks.training.policy.rollouts import Rollout, policy_model
@@ -409,3 +411,31 @@ def test_a_broken_reward_names_prompt_and_step(reward):
     refuse_broken_rewards([0.0, 1.0], "abc", 7)
     with pytest.raises(RewardError, match=rf"step 7: the reward of answer 1 to prompt abc is {reward}"):
         refuse_broken_rewards([0.0, reward], "abc", 7)
+
+
+@pytest.mark.parametrize(("num_parts", "budget", "sizes"), [(1, 12, [1, 2, 3]), (4, 12, [1, 1, 1, 3]), (1, 5, [1] * 6)])
+def test_a_token_budget_fills_micro_batches_with_rows_of_alike_lengths(num_parts, budget, sizes):
+    """Rows of 12, 6, 6, 4, 4 and 2 tokens, each as long as its prompt, an answer and its end less one."""
+    lengths = [4, 12, 6, 2, 6, 4]
+    prompt, worth = prompt_named("p"), reward_of(1.0)
+    rollouts = [Rollout(prompt, [5] * (length - 1), [9, 1], [-1.0, -1.0], "", worth) for length in lengths]
+    rows = lay_out(rollouts, CPU, num_parts=num_parts, max_batch_tokens=budget)
+    batches = rows.batches(torch.arange(len(lengths)), num_sequences=99)
+    assert [len(numbers) for numbers in batches] == sizes
+    assert sorted(torch.cat(batches).tolist()) == list(range(len(lengths)))
+    for numbers in batches:
+        own = rows.batch(numbers)
+        longest = max(lengths[number] for number in numbers)
+        assert own.width == -(-longest // num_parts) * num_parts
+        assert len(numbers) == 1 or own.token_ids_BT.numel() <= budget
+        assert torch.equal(own.is_answer_BT.sum(1), torch.full((len(numbers),), 2)), "no answer is cut"
+
+
+def test_ranks_with_a_token_budget_make_equally_many_passes():
+    """One rank has three long rows, the other three short ones, which fit in one micro-batch: it adds two fillers."""
+    prompt, worth = prompt_named("p"), reward_of(1.0)
+    rollouts = [Rollout(prompt, [5] * size, [1], [-1.0], "", worth) for size in (9, 9, 9, 3, 3, 3)]
+    rows = lay_out(rollouts, CPU, max_batch_tokens=9)
+    shares = [share_batches(rows, torch.arange(6), 1, Axis(2, rank, (0, 1), None)) for rank in (0, 1)]
+    assert [[is_filler for _, is_filler in share] for share in shares] == [[False] * 3, [False, True, True]]
+    assert [numbers.tolist() for numbers, is_filler in shares[1] if not is_filler] == [[3, 4, 5]]
