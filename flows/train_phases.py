@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from configs.schema import DpoObjective, PairPackingRecipe, PhaseSection
+from configs.schema import DpoObjective, PairPackingRecipe, PhaseSection, SolutionResources
 from flows.assess_checkpoint import assess_checkpoint, evaluate
 from flows.assess_pairs import assess_pairs, assess_reward_model, score_reference
 from flows.check_contract import check_contract
@@ -265,12 +265,13 @@ def _sample(
         refuse_foreign_expert(run.scale.training_recipe(phase), prepared.tokenizer, expert)
     inputs: dict[str, Any] = {**models, "prompts": prepared.documents.decontaminated}
     section = run.scale.evaluation
+    resources = {**section.resources.model_dump(), "rollout_server": phase.resources.rollout_server}
     solutions = run_step(
         run,
         sample_solutions,
         stage=f"sample {phase.name}",
         recipe=phase.recipe.solution_recipe,
-        resources=section.resources,
+        resources=SolutionResources.model_validate(resources),
         job=section.resources,
         **inputs,
     )

@@ -29,6 +29,7 @@ from configs.schema.evaluation import (
     PairEvaluationRecipe,
     PairScoringRecipe,
     ReleaseSuite,
+    SolutionResources,
     SuiteGateRecipe,
     SuiteRecipe,
     TaskRecipe,
@@ -46,6 +47,7 @@ from configs.schema.objectives import (
     RejectionSamplingObjective,
     RewardObjective,
     SftObjective,
+    SolutionObjective,
 )
 from configs.schema.packing import (
     Mixture,
@@ -224,7 +226,9 @@ __all__ = [
     "ServingSection",
     "SftObjective",
     "ShardRecipe",
+    "SolutionObjective",
     "SolutionRecipe",
+    "SolutionResources",
     "SparkResources",
     "SpikeRecipe",
     "SplitRecipe",

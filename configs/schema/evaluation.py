@@ -218,6 +218,12 @@ class EvaluationResources(JobResources):
     batch_sequences: int = Field(gt=0)
 
 
+class SolutionResources(EvaluationResources):
+    """Where the solutions that a phase asks for are sampled. Made of the evaluation's resources and the phase's."""
+
+    rollout_server: str
+
+
 class EvaluationSection(Frozen):
     recipe: EvaluationRecipe
     suite: ReleaseSuite | None

@@ -49,6 +49,9 @@ class SolutionObjective(Frozen):
     temperature: float = Field(gt=0)
     enable_thinking: bool
     """Whether the prompts ask for reasoning in <think>."""
+    rollouts: Literal["in_process", "sglang", "vllm"]
+    """Who answers: the process that evaluates, which holds the whole model, or the server of this kind that the phase's
+    resources.rollout_server names, which reads the models from the store; its draws are its own."""
 
 
 class RejectionSamplingObjective(SolutionObjective):

@@ -147,6 +147,7 @@ class PhaseRecipe(Frozen):
             max_new_tokens=self.objective.max_new_tokens,
             temperature=self.objective.temperature,
             enable_thinking=self.objective.enable_thinking,
+            rollouts=self.objective.rollouts,
         )
         domains = {
             name for point in mixture_waypoints(self.mixture) for name, weight in point.mixture.items() if weight

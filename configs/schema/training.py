@@ -168,7 +168,7 @@ class TrainingResources(JobResources):
     answers in batches that fit. In float32 on a CPU the batches change no bit of the answers."""
     rollout_server: str
     """URL of the server that samples answers where objective.rollouts names one, empty for in_process. It sees the work
-    directory under the same path."""
+    directory, and for solutions the store, under the same path."""
     micro_batch_sequences: int = Field(gt=0)
     micro_batch_tokens: int = Field(ge=0)
     """Positions that a rank takes of a policy's micro-batch, which is filled with answers of alike lengths (S3:

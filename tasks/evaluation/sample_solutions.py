@@ -4,7 +4,7 @@ In: a trained checkpoint (hf/ with tokenizer.json), or one of each expert, and t
 solved.parquet with the right and the kept answers to every prompt, counted, and chats/ with those that are kept, in the
 shape in which collect_chats leaves conversations; none where a policy phase only measures how hard its prompts are
 (objective.difficulty). The verifiers and environments are those of reinforcement learning. rollouts.jsonl shows some
-answers. One whole model after the other is on one device.
+answers. One model after the other answers: whole on one device, or on a server that reads its weights.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tasks.training.policy.prompt_difficulty import SOLVED_FILE
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from configs.schema import EvaluationResources, SolutionRecipe
-    from model.generation.generation import InProcessEngine
+    from configs.schema import SolutionRecipe, SolutionResources
     from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
     from tasks.training.policy.episodes import Episode
     from tasks.training.policy.prompts import Prompt
+    from tasks.training.policy.rollouts import RolloutEngine
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 SOURCE = "solutions"
@@ -103,14 +103,15 @@ def sample_solutions(
     checkpoint: Artifact[TrainedCheckpoint] | None = None,
     prompts: Artifact[DecontaminatedDocuments],
     recipe: SolutionRecipe,
-    resources: EvaluationResources,
+    resources: SolutionResources,
     output: Output,
     **experts: Artifact[TrainedCheckpoint],
 ) -> SampledSolutions:
     """`checkpoint` answers every prompt without an environment; of distillation it is None, and `experts`, by their
     phases, answer those of their domains, all by one tokenizer. Too few right answers are refused later, so that
     another budget samples nothing again. An answer's draws depend on seed, block and its position in the block, not on
-    batches. Raises VerifierError for a verifier that failed, NonFiniteLogitsError for broken weights."""
+    batches; a server draws by itself. Raises VerifierError for a verifier that failed, NonFiniteLogitsError for broken
+    weights, EngineError for a server that stays away or whose answers do not fit."""
     from tasks.training.policy.prompts import refuse_lost_domains, with_room
 
     objective, parts, num_too_long = recipe.objective, list[Solving](), 0
@@ -171,24 +172,36 @@ def _solve(
     solving: Solving,
     checkpoint: Artifact[TrainedCheckpoint],
     asked: Sequence[Prompt],
-    resources: EvaluationResources,
+    resources: SolutionResources,
     output: Output,
 ) -> None:
     """Ask a model all of its prompts; its weights are in memory only until it has answered."""
     recipe = solving.recipe
     with reproducible_arithmetic(recipe.num_threads):
-        engine = load_engine(
-            checkpoint.directory("hf"),
-            weights_version=checkpoint.digest,
-            batch_sequences=resources.batch_sequences,
-            device=resources.device,
-            dtype=recipe.dtype,
-        )
+        engine = _open_engine(recipe, checkpoint, resources)
         size = min(PROMPTS_PER_BLOCK, ANSWERS_PER_BLOCK // recipe.objective.samples_per_prompt)
         for start in range(0, len(asked), size):
             output.report(Progress(start, len(asked), "prompts", f"{solving.phase} is sampling answers"))
             solving.solve(engine, asked[start : start + size], start)
     solving.leave_out_shortest(recipe.objective.dropped_shortest_share)
+
+
+def _open_engine(
+    recipe: SolutionRecipe, checkpoint: Artifact[TrainedCheckpoint], resources: SolutionResources
+) -> RolloutEngine:
+    weights_dir, kind = checkpoint.directory("hf"), recipe.objective.rollouts
+    if kind != "in_process":
+        from tasks.training.policy.served_engine import ServedEngine
+
+        version = f"{checkpoint.record.phase}-{checkpoint.digest[:12]}"
+        return ServedEngine(kind, resources.rollout_server, weights_dir, version)
+    return load_engine(
+        weights_dir,
+        weights_version=checkpoint.digest,
+        batch_sequences=resources.batch_sequences,
+        device=resources.device,
+        dtype=recipe.dtype,
+    )
 
 
 def _domain_solutions(solved: Sequence[Mapping[str, Any]], num_samples: int) -> tuple[DomainSolutions, ...]:
@@ -226,7 +239,7 @@ class Solving:
         self.chat_tokens: list[int] = []
         """Of each conversation, all of them."""
 
-    def solve(self, engine: InProcessEngine, prompts: Sequence[Prompt], start: int) -> None:
+    def solve(self, engine: RolloutEngine, prompts: Sequence[Prompt], start: int) -> None:
         """Sample and judge the answers to a block of prompts; `start` is the number of its first."""
         from tasks.training.policy.rollouts import MAX_SHOWN_ANSWER_CHARS
 
@@ -251,7 +264,7 @@ class Solving:
                     {"step": 0} | line | {"answer": answer, "samples": texts, "rewards": list(map(float, right))}
                 )
 
-    def _play(self, engine: InProcessEngine, prompts: Sequence[Prompt], start: int) -> list[Episode]:
+    def _play(self, engine: RolloutEngine, prompts: Sequence[Prompt], start: int) -> list[Episode]:
         """The answers to a block of prompts, prompt by prompt; in turns where a prompt has an environment."""
         from model.generation.generation import Sampling, sampling_draws
         from tasks.training.policy.episodes import Episode, EpisodePlayer

@@ -165,6 +165,7 @@ SAMPLING = {
     "max_new_tokens": 8,
     "temperature": 1.0,
     "enable_thinking": False,
+    "rollouts": "in_process",
 }
 
 DIFFICULTY = {"samples_per_prompt": 8, "min_pass_rate": 0.125, "max_pass_rate": 0.875, "order": "easy_first"}

@@ -21,6 +21,7 @@ from configs.schema import (
     RejectionSamplingObjective,
     Scale,
     SolutionRecipe,
+    SolutionResources,
 )
 from flows.solution_rules import refuse_too_few_solutions
 from infra.step import Output, step
@@ -48,6 +49,7 @@ from tests.configs.test_phase_graph import add_phase
 from tests.conftest import ROOT
 from tests.support.data_inputs import RECIPE as DATA_RECIPE
 from tests.support.data_inputs import RESOURCES as SPARK
+from tests.support.engines.engine_servers import STARTED, SglangServer
 from tests.support.evaluation_fakes import EVALUATION_RESOURCES
 from tests.support.training_inputs import (
     SEED,
@@ -56,6 +58,7 @@ from tests.support.training_inputs import (
     TrainingInputs,
     compute,
     metrics_of,
+    small_recipe,
     write_toy_prompts,
 )
 from tests.training.test_objectives import ANSWERS, GRPO, course, rl_recipe, sft_recipe
@@ -70,6 +73,7 @@ OBJECTIVE = RejectionSamplingObjective(
     max_new_tokens=4,
     temperature=1.0,
     enable_thinking=False,
+    rollouts="in_process",
 )
 RECIPE = SolutionRecipe(
     objective=OBJECTIVE,
@@ -94,15 +98,16 @@ def tuned(inputs):
     return inputs.train(inputs.chat_arguments(sft_recipe()))
 
 
-def sample(inputs, checkpoint, recipe=RECIPE, answers=ANSWERS, batch_sequences=32, domains=(), **calls):
+def sample(inputs, checkpoint, recipe=RECIPE, answers=ANSWERS, batch_sequences=32, domains=(), server="", **calls):
     """Answers of `checkpoint`, or of experts that `calls` name."""
+    resources = EVALUATION_RESOURCES.model_dump() | {"batch_sequences": batch_sequences, "rollout_server": server}
     return compute(
         inputs.store,
         sample_solutions,
         checkpoint=checkpoint,
         prompts=compute(inputs.store, write_toy_prompts, recipe=PromptAnswers(answers=answers, domains=domains)),
         recipe=recipe,
-        resources=EVALUATION_RESOURCES.model_copy(update={"batch_sequences": batch_sequences}),
+        resources=SolutionResources.model_validate(resources),
         **calls,
     )
 
@@ -225,6 +230,22 @@ def test_what_only_measures_counts_the_same_and_keeps_nothing(inputs, tuned, sol
     assert measured.record.model_dump() == solutions.record.model_dump() | expected
     other = sample(inputs, tuned, MEASURING.model_copy(update={"domains": ("math",)}))
     assert other.record.num_prompts == 0, "prompts of other domains are not asked"
+
+
+def test_a_server_that_reads_the_weights_answers_in_place_of_the_process(inputs, tuned, solutions):
+    base = inputs.train(inputs.arguments(small_recipe()))
+    server = SglangServer(base.path("hf/config.json").parent)
+    served = RECIPE.model_copy(update={"objective": OBJECTIVE.model_copy(update={"rollouts": "sglang"})})
+    try:
+        found = sample(inputs, tuned, served, server=server.url)
+    finally:
+        server.stop()
+    assert server.versions == [STARTED, f"sft-{tuned.digest[:12]}"] and found.key != solutions.key
+    assert server.num_asked == found.record.num_answers == solutions.record.num_answers
+    # Other draws of the same weights: four standard deviations of the difference, where a quarter is right.
+    assert found.record.num_right == pytest.approx(solutions.record.num_right, abs=28)
+    kept = [json.loads(chat["messages"])[-1]["content"] for chat in table(found, CHATS_FILE)]
+    assert len(kept) == found.record.num_kept == solutions.record.num_kept and {*kept} == {"0", "1"}
 
 
 def chosen_arguments(inputs, tuned, measured, **changes):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
-from configs.schema import JobResources, PolicyObjective, TrainingRecipe, TrainingResources
+from configs.schema import JobResources, PolicyObjective, SolutionObjective, TrainingRecipe, TrainingResources
 from tasks.training.plan.topology import impossible_topology
 from tasks.training.plan.worlds import refuse_no_smaller_world
 
@@ -46,7 +46,9 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
     if isinstance(recipe.objective, PolicyObjective):
         reasons += untrainable_policy(recipe, resources)
         reasons += unserved_rollouts(recipe.objective, resources)
-    elif resources.micro_batch_tokens:
+    elif isinstance(recipe.objective, SolutionObjective):
+        reasons += unserved_rollouts(recipe.objective, resources)
+    if resources.micro_batch_tokens and not isinstance(recipe.objective, PolicyObjective):
         reasons.append(
             f"micro_batch_tokens {resources.micro_batch_tokens} with objective {recipe.objective.kind}, whose rows are "
             f"all of one length: set it to 0, and micro_batch_sequences"
@@ -102,7 +104,7 @@ def untrainable_policy(recipe: TrainingRecipe, resources: TrainingResources) -> 
     return [*reasons, *mtp]
 
 
-def unserved_rollouts(objective: PolicyObjective, resources: TrainingResources) -> list[str]:
+def unserved_rollouts(objective: PolicyObjective | SolutionObjective, resources: TrainingResources) -> list[str]:
     """Every reason against who is to sample the answers."""
     server = resources.rollout_server
     if objective.rollouts == "in_process":
@@ -110,7 +112,7 @@ def unserved_rollouts(objective: PolicyObjective, resources: TrainingResources) 
     reasons = []
     if urlsplit(server).scheme not in ("http", "https"):
         reasons.append(f"rollouts {objective.rollouts} need a server, rollout_server is {server!r}: set it to its URL")
-    if objective.routes != "ignore":
+    if isinstance(objective, PolicyObjective) and objective.routes != "ignore":
         reasons.append(f"rollouts {objective.rollouts} bring no routes, routes is {objective.routes}: set it to ignore")
     return reasons
 

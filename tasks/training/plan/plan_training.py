@@ -222,14 +222,15 @@ def _describe_data(scale: Scale, phase: PhaseSection) -> str:
         return mixture
     recipe, job = scale.training_recipe(phase), scale.evaluation.resources
     experts = [f"{expert.phase} ({', '.join(expert.domains)})" for expert in phase.recipe.experts]
+    answers = f"{mixture}; chat are right answers of {', '.join(experts) or 'its start'}, sampled before it"
+    if phase.recipe.solution_recipe.objective.rollouts != "in_process":
+        return f"{answers} by {phase.resources.rollout_server or 'a server'}"
     element, copies = 2 if recipe.dtype == "bfloat16" else 4, 2 if job.device == "cpu" else 1  # packed on a CPU
     whole = phase.resources.model_copy(update={"tensor_parallel": 1, "pipeline_parallel": 1})
     weights = size(copies * element * count_parameters(recipe.model).total)
     cache = size(job.batch_sequences * answer_cache_bytes(recipe, whole))
-    return (
-        f"{mixture}; chat are right answers of {', '.join(experts) or 'its start'}, sampled before it on one device: "
-        f"{weights} of weights, one model at a time, and {cache} of cache for {job.batch_sequences} answers at once"
-    )
+    at_once = f"{cache} of cache for {job.batch_sequences} answers at once"
+    return f"{answers} on one device: {weights} of weights, one model at a time, and {at_once}"
 
 
 def _describe_mixture(recipe: PackingRecipe) -> str:
