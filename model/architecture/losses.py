@@ -105,13 +105,20 @@ class LanguageHead(nn.Module):
         """Of a chunk of logits; tasks/training/parallel/compiled_layers.py replaces it by its compiled self."""
 
     def forward(
-        self, hidden_BTD: Tensor, target_ids_BT: Tensor | None = None, target_weights_BT: Tensor | None = None
+        self,
+        hidden_BTD: Tensor,
+        target_ids_BT: Tensor | None = None,
+        target_weights_BT: Tensor | None = None,
+        per_target: bool = False,
     ) -> Tensor:
         """Logits (B, T, V) in the model's dtype; with targets the mean cross-entropy over the targets that are kept
         (not -100), a float32 scalar that is 0 where none is. Weights multiply each target's term and not the number
-        that the mean divides by."""
+        that the mean divides by. `per_target`: `log_probabilities` instead, in a pass for which ZeRO 3 gathers the
+        weight."""
         if target_ids_BT is None:
             return hidden_BTD @ self.weight.t()
+        if per_target:
+            return self.log_probabilities(hidden_BTD, target_ids_BT)
         targets_T = target_ids_BT.flatten()
         is_kept_T = targets_T != IGNORED
         factors_T = is_kept_T.float() if target_weights_BT is None else is_kept_T * target_weights_BT.flatten().float()

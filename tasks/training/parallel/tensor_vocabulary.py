@@ -38,9 +38,15 @@ class VocabularyParallelHead(LanguageHead):
         self.axis = axis
 
     def forward(
-        self, hidden_BTD: Tensor, target_ids_BT: Tensor | None = None, target_weights_BT: Tensor | None = None
+        self,
+        hidden_BTD: Tensor,
+        target_ids_BT: Tensor | None = None,
+        target_weights_BT: Tensor | None = None,
+        per_target: bool = False,
     ) -> Tensor:
         assert target_ids_BT is not None, "logits are never put together under tensor parallelism: give targets"
+        if per_target:
+            return self.log_probabilities(hidden_BTD, target_ids_BT)
         targets_T = target_ids_BT.flatten()
         is_kept_T = targets_T != IGNORED
         factors_T = is_kept_T.float() if target_weights_BT is None else is_kept_T * target_weights_BT.flatten().float()

@@ -254,7 +254,7 @@ def stage_parts(
         num_dense * (matrix + 3 * hidden * model.intermediate_size)
         + biases
         + embedding * is_first
-        + (hidden if is_scored else embedding) * is_last
+        + embedding * (is_last and not is_scored)
         + mtp * 2 * hidden**2
     )
     divided += num_moe * (matrix + 3 * hidden * model.moe_intermediate_size * model.n_shared_experts)
@@ -264,11 +264,12 @@ def stage_parts(
         + mtp * 3 * hidden
     )
     routers, experts = num_moe * model.n_routed_experts * hidden, num_moe * model.n_routed_experts * expert
+    whole = norms + routers + hidden * (is_last and is_scored)
     buffers = num_moe * model.n_routed_experts
     if is_full:
         return [
             Part("tensor", divided, divided, biases + embedding * is_first),
-            Part("nothing", norms + routers, norms + routers, norms, buffers),
+            Part("nothing", whole, whole, norms, buffers),
             Part("expert", experts, experts, 0),
         ]
     num_trained_moe = num_moe - mtp + trained.num_mtp * is_last
@@ -278,7 +279,7 @@ def stage_parts(
     routed = (num_moe - mtp) * model.n_routed_experts
     return [
         Part("tensor", divided, added, 0, 0, sum(plain), sum(map(four_bit_bytes, plain))),
-        Part("nothing", norms + routers, 0, 0, buffers),
+        Part("nothing", whole, 0, 0, buffers),
         Part(
             "expert",
             experts,
