@@ -17,7 +17,7 @@ from tasks.training.plan.activation_memory import activation_bytes
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
 from tasks.training.plan.bucket_memory import bucket_bytes
 from tasks.training.plan.pipeline_stages import stage_layers
-from tasks.training.plan.topology import data_parallel
+from tasks.training.plan.topology import data_parallel, rows_at_once
 from tasks.training.schedule.phase_steps import summarize_steps
 from tasks.training.schedule.schedules import trains_mtp
 
@@ -105,8 +105,9 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
         resources.offload_parameters != "none" and zero == 3,
     )
     rows_per_copy = max(1, summarize_steps(recipe).max_rows // data_parallel(resources))
-    num_tokens = resources.micro_batch_sequences * recipe.sequence_length // resources.context_parallel
-    num_batches = -(-rows_per_copy // resources.micro_batch_sequences)
+    num_rows = rows_at_once(recipe, resources)
+    num_tokens = num_rows * recipe.sequence_length // resources.context_parallel
+    num_batches = -(-rows_per_copy // num_rows)
     is_adapted = recipe.adapter.kind != "none" and recipe.dtype == "bfloat16"  # frozen weights are sampled as they are
     copied = sum((part.trained if is_adapted else part.weights) / _over(part, resources) for part in held)
     kv_cache, sampling_weights = _sampling(recipe, resources, rows_per_copy, element * copied)
