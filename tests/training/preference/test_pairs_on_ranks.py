@@ -1,10 +1,7 @@
-"""Phases on preference pairs on divided models against one process: losses, held-out losses, weights, what is exported,
-and an interruption."""
+"""Pair phases on two ranks that divide the model or its rows, against one process: losses, held-out losses, exported
+weights, also in bfloat16 and after an interruption."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,29 +17,32 @@ from tests.training.preference.test_pair_phases import KINDS, pair_arguments, pa
 from tests.training.test_objectives import sft_recipe
 
 NUM_ROWS = 22
-"""Of three steps: 4 pairs, 4 pairs, 3 pairs, so that two ranks that share a step's pairs need a filler."""
+"""Steps of 4, 4 and 3 pairs, one per micro-batch: ranks that share the last step need a filler, as for the held-out
+pairs."""
+ROUNDED = "reward in bfloat16"
 CASES = {
-    "pipeline": {"pipeline_parallel": 2},
-    "experts": {"expert_parallel": 2, "zero_stage": 1},
-    "zero 3": {"zero_stage": 3},
+    "pipeline": {"pipeline_parallel": 2, "zero_stage": 1},
+    "experts": {"expert_parallel": 2, "zero_stage": 3},
     "tensor": {"tensor_parallel": 2, "zero_stage": 0},
-    "context": {"context_parallel": 2, "zero_stage": 0},
+    "context": {"context_parallel": 2, "zero_stage": 1},
 }
+ON_TWO = {**dict.fromkeys(KINDS, CASES), ROUNDED: {"tensor": CASES["tensor"] | {"zero_stage": 1}}}
+ALONE = dict.fromkeys(ON_TWO, {"alone": {"zero_stage": 0}})
 
 
-def run_cases(rank: int, num_ranks: int, jobs: dict[str, dict], cases: dict[str, dict]) -> dict:
+def run_cases(rank: int, num_ranks: int, jobs: dict[str, dict], cases: dict[str, dict[str, dict]]) -> dict:
+    """Train and export each job in each of its topologies; that of a pipeline once more, with an interruption."""
+    world = {"num_ranks": num_ranks, "ranks_per_node": num_ranks}
     for kind, described in jobs.items():
-        for name, changes in cases.items():
-            job = variant(
-                TrainingJob.model_validate(described),
-                name,
-                {"num_ranks": num_ranks, "ranks_per_node": num_ranks, **changes},
-            )
-            import time
-            started = time.time()
+        for name, changes in cases[kind].items():
+            job = variant(TrainingJob.model_validate(described), name, world | changes)
             trained(job)
             export_checkpoint(job)
-            print("passed", kind, name, time.time() - started, flush=True)
+            if name == "pipeline":
+                again = variant(job, "again")
+                trained(again, AfterSteps(1))
+                trained(again)
+                assert state_digest(again) == state_digest(job), "an interrupted phase ends as another"
     return {}
 
 
@@ -53,27 +53,37 @@ def runs(tmp_path_factory):
     inputs = TrainingInputs(root / "home")
     tuned = inputs.train(inputs.chat_arguments(sft_recipe()))
     resources = RESOURCES.model_copy(update={"micro_batch_sequences": 2, "bucket_elements": 20_000})
+    tokens = dict.fromkeys(("num_tokens", "course_num_tokens"), NUM_ROWS * SEQUENCE_LENGTH)
+    recipes = {kind: pair_recipe(kind, **tokens) for kind in KINDS}
     jobs = {}
-    for kind in KINDS:
-        tokens = dict.fromkeys(("num_tokens", "course_num_tokens"), NUM_ROWS * SEQUENCE_LENGTH)
-        arguments = pair_arguments(inputs, pair_recipe(kind, **tokens), tuned, resources)
-        jobs[kind] = describe_job(work_dir=root / kind, **arguments).model_dump(mode="json")
-    for num_ranks, cases in ((1, {"alone": {"zero_stage": 0}}), (2, CASES)):
+    for name, recipe in (recipes | {ROUNDED: pair_recipe("reward", dtype="bfloat16", **tokens)}).items():
+        arguments = pair_arguments(inputs, recipe, tuned, resources)
+        jobs[name] = describe_job(work_dir=root / name, **arguments).model_dump(mode="json")
+    for num_ranks, cases in ((1, ALONE), (2, ON_TWO)):
         (root / f"logs-{num_ranks}").mkdir()
         on_ranks(run_cases, num_ranks, root / f"logs-{num_ranks}", jobs, cases)
-        print(open(root / f"logs-{num_ranks}/rank-0.log").read())
     return root
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_pairs(runs, kind, name):
-    alone, divided = (runs / f"{kind}-{each}" for each in ("alone", name))
-    for ours, expected in zip(metrics_of(divided / METRICS_FILE), metrics_of(alone / METRICS_FILE), strict=True):
-        for metric in ("lm", "grad_norm", "validation_pair_loss"):
-            if metric in expected:
-                print(metric, ours[metric], expected[metric], abs(ours[metric] / expected[metric] - 1))
-    actual, expected = (load_file(each / "final/hf/model.safetensors") for each in (divided, alone))
-    assert actual.keys() == expected.keys()
-    for key, tensor in expected.items():
-        print("weights", key, float((actual[key] - tensor).abs().max()))
+def test_two_ranks_that_divide_the_model_train_measure_and_export_as_one_process_does(runs, kind, name):
+    alone, together = (runs / f"{kind}-{each}" for each in ("alone", name))
+    measured = 0
+    for ours, expected in zip(metrics_of(together / METRICS_FILE), metrics_of(alone / METRICS_FILE), strict=True):
+        metrics = [metric for metric in ("lm", "grad_norm", "validation_pair_loss") if metric in expected]
+        assert [ours[metric] for metric in metrics] == pytest.approx([expected[metric] for metric in metrics], rel=1e-5)
+        measured += "validation_pair_loss" in metrics
+    assert measured, "held-out pairs were measured"
+    actual, exported = (load_file(each / "final" / "hf" / "model.safetensors") for each in (together, alone))
+    assert actual.keys() == exported.keys() and ("score.weight" in actual) == (kind == "reward")
+    for key, tensor in exported.items():
+        torch.testing.assert_close(actual[key], tensor, rtol=1e-3, atol=2e-5, msg=key)
+
+
+def test_tensor_ranks_step_in_bfloat16_with_zero(runs):
+    """Rounding comes in another order: only the first step's figures are near those of one process."""
+    ours, expected = (metrics_of(runs / f"{ROUNDED}-{name}" / METRICS_FILE) for name in ("tensor", "alone"))
+    assert len(ours) == len(expected)
+    assert ours[0]["lm"] == pytest.approx(expected[0]["lm"], rel=5e-3)
+    assert ours[0]["grad_norm"] == pytest.approx(expected[0]["grad_norm"], rel=0.05)
