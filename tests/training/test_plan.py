@@ -367,6 +367,17 @@ def test_memory_of_one_rank_is_the_whole_model_and_of_many_its_part():
     assert (in_fp32.weights, in_fp32.optimizer) == (4 * total + 4 * biases, 4 * total + 4 * adam_updated)
 
 
+def test_a_pass_over_pairs_holds_both_rows():
+    """A pass over pairs has two rows where one or three are configured."""
+    phase = next(phase for phase in FULL.phases if phase.recipe.objective.kind == "reward")
+    recipe = FULL.training_recipe(phase)
+    of_rows = {
+        rows: rank_memory(recipe, phase.resources.model_copy(update={"micro_batch_sequences": rows}))
+        for rows in (1, 2, 3, 4)
+    }
+    assert of_rows[1] == of_rows[2] == of_rows[3] and of_rows[4].activations > 1.9 * of_rows[1].activations
+
+
 def test_recomputation_shrinks_activations_and_more_stages_divide_the_weights():
     recipe, resources = recipe_of(PRETRAIN_355B), PRETRAIN_355B.phases[0].resources
     kept = [

@@ -28,9 +28,7 @@ SIDES = ("chosen", "rejected")
 class PairRows:
     """The pairs of one file, and how likely the reference finds each answer."""
 
-    def __init__(
-        self, path: Path, reference_path: Path | None = None, beta: float = 1.0, num_slices: int = 1
-    ) -> None:
+    def __init__(self, path: Path, reference_path: Path | None = None, beta: float = 1.0, num_slices: int = 1) -> None:
         """`reference_path` holds log-probabilities of the same pairs (tasks/evaluation/score_pairs.py); without one
         they count as 0. `num_slices`: into how many equal slices ranks divide the positions. Raises ValueError where
         the reference lacks a pair."""

@@ -27,7 +27,7 @@ CASES = {
     "context": {"context_parallel": 2, "zero_stage": 1},
 }
 ON_TWO = {**dict.fromkeys(KINDS, CASES), ROUNDED: {"tensor": CASES["tensor"] | {"zero_stage": 1}}}
-ALONE = dict.fromkeys(ON_TWO, {"alone": {"zero_stage": 0}})
+ALONE = {kind: {"alone": {"zero_stage": 0}} for kind in ON_TWO}
 
 
 def run_cases(rank: int, num_ranks: int, jobs: dict[str, dict], cases: dict[str, dict[str, dict]]) -> dict:
