@@ -5,6 +5,7 @@ Rows 2p and 2p + 1 of a batch are pair p: the preferred answer, then the rejecte
 prefers the first answer (arXiv 2305.18290, equation 7).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -54,11 +55,17 @@ def scored_preference_loss(head: ScoreHead, hidden_BTD: Tensor, preference: Pref
 
 
 def direct_preference_loss(
-    head: LanguageHead, hidden_BTD: Tensor, target_ids_BT: Tensor, preference: Preference
+    head: LanguageHead,
+    hidden_BTD: Tensor,
+    target_ids_BT: Tensor,
+    preference: Preference,
+    sum_over_parts: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Mean DPO loss over the pairs. Its gradient is that of cross-entropy whose targets weigh beta x sigmoid(-margin),
-    negative for the rejected answer: so it goes through the fused cross-entropy, and no logits are kept."""
-    log_ratios_B = head.log_probabilities(hidden_BTD.detach(), target_ids_BT).sum(1) - preference.reference_B
+    negative for the rejected answer: so it goes through the fused cross-entropy, and no logits are kept. Where ranks
+    hold parts of the rows, `sum_over_parts` adds up what each computed, and the gradient is that of the own part."""
+    own_B = head(hidden_BTD.detach(), target_ids_BT, scores_targets=True).sum(1)
+    log_ratios_B = (own_B if sum_over_parts is None else sum_over_parts(own_B)) - preference.reference_B
     margins_P = preference.beta * pair_margins(log_ratios_B)
     weights_P = preference.beta * torch.sigmoid(-margins_P)
     weights_B = torch.stack((weights_P, -weights_P), 1).flatten()
@@ -66,3 +73,9 @@ def direct_preference_loss(
     mean = head(hidden_BTD, target_ids_BT, weights_B[:, None].expand(target_ids_BT.shape))
     surrogate = mean * num_targets / len(margins_P)
     return softplus(-margins_P).mean() + surrogate - surrogate.detach()
+
+
+def mean_over_parts(loss: Tensor, num_parts: int) -> Tensor:
+    """A loss of whole rows that every rank with a part of them has, whose gradient is that of the rank's own part: the
+    factor makes the mean over the parts the gradient of the whole."""
+    return loss * num_parts - loss.detach() * (num_parts - 1)

@@ -21,7 +21,13 @@ from model.architecture.losses import LanguageHead
 from model.architecture.moe import Router
 from model.architecture.mtp import MtpLayer, mtp_targets
 from model.architecture.norm import RMSNorm
-from model.architecture.preferences import Preference, ScoreHead, direct_preference_loss, scored_preference_loss
+from model.architecture.preferences import (
+    Preference,
+    ScoreHead,
+    direct_preference_loss,
+    mean_over_parts,
+    scored_preference_loss,
+)
 from model.architecture.rotary import rotary_tables
 from model.architecture.routes import replay_routes
 from model.architecture.values import ValueTargets, clipped_value_loss
@@ -114,6 +120,8 @@ class Glm4Moe(nn.Module):
         self.part, self.num_parts = 0, 1
         """Which equal part of a row's positions this rank takes (sequence parallelism); segment ids are those of the
         whole row."""
+        self.sum_over_parts: Callable[[Tensor], Tensor] | None = None
+        """Adds up over the ranks that hold parts of the same rows; None where a rank has whole rows."""
         self.runs_mtp = True
         """Whether the MTP loss is computed. If not, it is 0 and the experts of the MTP layer count no token."""
         self.pair_for_mtp: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = pair_for_mtp
@@ -215,10 +223,8 @@ class Glm4Moe(nn.Module):
             return ModelOutput(None, self.stack_counts(trunk.counts), None, scored_BT)
         if values is not None:
             lm = clipped_value_loss(self.score, hidden_BTD, target_ids_BT, values)
-        elif preference is not None and self.is_scored:
-            lm = scored_preference_loss(self.score, hidden_BTD, preference)
         elif preference is not None:
-            lm = direct_preference_loss(self.lm_head, hidden_BTD, target_ids_BT, preference)
+            lm = mean_over_parts(self._preference_loss(hidden_BTD, target_ids_BT, preference), self.num_parts)
         else:
             lm = self.lm_head(
                 hidden_BTD / temperature if temperature != 1.0 else hidden_BTD, target_ids_BT, target_weights_BT
@@ -238,6 +244,11 @@ class Glm4Moe(nn.Module):
         # to it.
         total_balance = torch.stack(balance).sum() * self.num_parts if balance else lm.new_zeros(())
         return ModelOutput(Losses(lm, mtp, total_balance), self.stack_counts(counts), None)
+
+    def _preference_loss(self, hidden_BTD: Tensor, target_ids_BT: Tensor, preference: Preference) -> Tensor:
+        if self.is_scored:
+            return scored_preference_loss(self.score, hidden_BTD, preference)
+        return direct_preference_loss(self.lm_head, hidden_BTD, target_ids_BT, preference, self.sum_over_parts)
 
     def hidden_states(
         self,

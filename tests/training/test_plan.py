@@ -125,6 +125,21 @@ def test_full_plans_the_reports_tokens_without_torch():
     ]
 
 
+def sampling_itself(recipe):
+    """A policy's recipe whose ranks sample in place of a server."""
+    return recipe.model_copy(update={"objective": recipe.objective.model_copy(update={"rollouts": "in_process"})})
+
+
+RECIPES = sorted(f"recipes/{path.stem}" for path in (ROOT / "configs" / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", [*scale_names(), *RECIPES])
+def test_there_is_code_for_every_shipped_configuration(name):
+    scale = load_scale(name)
+    for phase in scale.phases:
+        assert not unavailable_training(scale.training_recipe(phase), phase.resources), phase.name
+
+
 @pytest.mark.parametrize("name", scale_names())
 def test_every_scale_can_be_trained_and_fits_its_ranks(name):
     plan = plan_training(load_scale(name))
@@ -367,6 +382,17 @@ def test_memory_of_one_rank_is_the_whole_model_and_of_many_its_part():
     assert (in_fp32.weights, in_fp32.optimizer) == (4 * total + 4 * biases, 4 * total + 4 * adam_updated)
 
 
+def test_a_pass_over_pairs_holds_both_rows():
+    """A pass over pairs has two rows where one or three are configured."""
+    phase = next(phase for phase in FULL.phases if phase.recipe.objective.kind == "reward")
+    recipe = FULL.training_recipe(phase)
+    of_rows = {
+        rows: rank_memory(recipe, phase.resources.model_copy(update={"micro_batch_sequences": rows}))
+        for rows in (1, 2, 3, 4)
+    }
+    assert of_rows[1] == of_rows[2] == of_rows[3] and of_rows[4].activations > 1.9 * of_rows[1].activations
+
+
 def test_recomputation_shrinks_activations_and_more_stages_divide_the_weights():
     recipe, resources = recipe_of(PRETRAIN_355B), PRETRAIN_355B.phases[0].resources
     kept = [
@@ -400,16 +426,15 @@ def test_frozen_weights_cost_two_thirds_and_kv_cache_is_planned_only_for_answers
         per_token = training_flops_per_token(model, phase.attended_tokens, frozen, trains_mtp=phase.trains_mtp)
         assert phase.training_flops == per_token * phase.num_tokens
     assert 0.66 < training_flops_per_token(model, 1000, True) / training_flops_per_token(model, 1000) < 0.7
-    assert (
-        lora.rank_memory.kv_cache
-        == 0
-        < plan_training(load_scale("recipes/glm45_air_grpo")).phases[0].rank_memory.kv_cache
+    sampling, served = (
+        plan_training(load_scale(name)).phases[-1] for name in ("scaled_down", "recipes/glm45_air_grpo")
     )
+    assert lora.rank_memory.kv_cache == served.rank_memory.kv_cache == 0 < sampling.rank_memory.kv_cache
 
 
 def test_a_policys_adapter_copies_no_frozen_weights_for_sampling_nor_for_a_reference():
     scale = load_scale("recipes/glm45_air_grpo_lora")
-    recipe = recipe_of(scale)
+    recipe = sampling_itself(recipe_of(scale))
     resources = scale.phases[0].resources.model_copy(update={"num_ranks": 1, "pipeline_parallel": 1})
     resources = resources.model_copy(update={"expert_parallel": 1})
     whole = recipe.model_copy(update={"adapter": recipe.adapter.model_copy(update={"kind": "none"})})
@@ -471,7 +496,11 @@ def test_a_phase_whose_mtp_loss_weighs_nothing_does_not_count_it():
 
 
 def test_every_reason_is_given_and_memory_on_the_host_is_shown():
-    plan = plan_training(load_scale("recipes/glm45_355b_gspo"))
+    scale = load_scale("recipes/glm45_355b_gspo")
+    (phase,) = scale.phases
+    resources = phase.resources.model_copy(update={"rollout_server": ""})
+    phase = phase.model_copy(update={"recipe": sampling_itself(phase.recipe), "resources": resources})
+    plan = plan_training(scale.model_copy(update={"phases": (phase,)}))
     described = plan.describe()
     reasons = ("tensor_parallel 8", "pipeline_parallel 4", "context_parallel 2", "expert_parallel 16")
     assert len(plan.phases[0].not_available) == len(reasons) and all(

@@ -18,6 +18,7 @@ from tasks.training.loop.batches import refuse_foreign_tokens
 from tasks.training.loop.pair_rows import PairRows
 from tasks.training.loop.training_step import sum_losses
 from tasks.training.parallel.micro_batch import MicroBatch
+from tasks.training.parallel.sequence_parallel import own_parts
 from tasks.training.state.measurements import Measurement
 
 if TYPE_CHECKING:
@@ -50,10 +51,11 @@ class PairOrder:
 
 def open_pairs(job: TrainingJob, name: str) -> PairRows:
     """The pairs of a job's file; for DPO with the reference's log-probabilities."""
-    objective = job.recipe.objective
+    objective, path = job.recipe.objective, Path(job.pairs_dir) / name
+    num_slices = job.resources.tensor_parallel * job.resources.context_parallel
     if isinstance(objective, DpoObjective):
-        return PairRows(Path(job.pairs_dir) / name, Path(job.reference_path), objective.beta)
-    return PairRows(Path(job.pairs_dir) / name)
+        return PairRows(path, Path(job.reference_path), objective.beta, num_slices)
+    return PairRows(path, num_slices=num_slices)
 
 
 def divided_batches(
@@ -77,7 +79,7 @@ class PairData:
     """This rank's part of each step's pairs."""
 
     def __init__(self, job: TrainingJob, trainable: Trainable) -> None:
-        self.job, self.axis, self.device = job, trainable.ranks.data, trainable.device
+        self.job, self.ranks, self.device = job, trainable.ranks, trainable.device
         self.rows = open_pairs(job, TRAIN_FILE)
         self.order = PairOrder(len(self.rows), job.recipe.seed)
 
@@ -85,9 +87,9 @@ class PairData:
         """Raises ValueError for token ids that the model has no row for."""
         num_sequences = self.job.resources.micro_batch_sequences
         pairs, first_row = self._pairs_of(plan), 2 * (plan.first_row // 2)
-        batches = divided_batches(self.rows, pairs, self.axis, num_sequences, self.device, first_row)
+        batches = divided_batches(self.rows, pairs, self.ranks.data, num_sequences, self.device, first_row)
         refuse_foreign_tokens(batches, self.job.recipe.model.vocab_size)
-        return batches
+        return own_parts(batches, self.ranks)
 
     def describe(self, plan: StepPlan, position: Position) -> list[dict[str, object]]:
         return [{"pair_id": self.rows.ids[pair]} for pair in self._pairs_of(plan)]
@@ -109,6 +111,8 @@ class HeldOutPairs:
 
     def measure(self, trainable: Trainable, step: int) -> Measurement:
         """All ranks call it and get the same numbers; weights, moments and random state stay as they are."""
-        batches = divided_batches(self.rows, self.pairs, trainable.ranks.data, self._num_sequences, trainable.device)
-        (total,) = sum_losses(trainable, [[batch for batch in batches if not batch.is_filler]])
-        return Measurement(step=step, bits_per_byte={}, nats_per_token={}, pair_loss=total / len(self.pairs))
+        ranks, num_sequences = trainable.ranks, self._num_sequences
+        batches = divided_batches(self.rows, self.pairs, ranks.data, num_sequences, trainable.device)
+        (total,) = sum_losses(trainable, [own_parts(batches, ranks)])
+        num_terms = len(self.pairs) * ranks.context.size
+        return Measurement(step=step, bits_per_byte={}, nats_per_token={}, pair_loss=total / num_terms)

@@ -1,8 +1,8 @@
 """Preference pairs as rows of a micro-batch. Runs in ranks and in evaluation.
 
 In: a Parquet file of tasks/data/packing/pack_pairs.py. Rows 2p and 2p + 1 are pair p, the preferred answer first. A
-row holds a whole conversation, padded at the end to the longest of its micro-batch; targets are the tokens of the
-answer, the only turn in which the two rows differ.
+row holds a whole conversation, padded at the end to the longest of its micro-batch, and on to equal slices where ranks
+divide the positions; targets are the tokens of the answer, the only turn in which the two rows differ.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ SIDES = ("chosen", "rejected")
 class PairRows:
     """The pairs of one file, and how likely the reference finds each answer."""
 
-    def __init__(self, path: Path, reference_path: Path | None = None, beta: float = 1.0) -> None:
+    def __init__(self, path: Path, reference_path: Path | None = None, beta: float = 1.0, num_slices: int = 1) -> None:
         """`reference_path` holds log-probabilities of the same pairs (tasks/evaluation/score_pairs.py); without one
-        they count as 0. Raises ValueError where it lacks a pair."""
+        they count as 0. `num_slices`: into how many equal slices ranks divide the positions. Raises ValueError where
+        the reference lacks a pair."""
         import pyarrow.parquet as pq
 
         table = pq.read_table(path)
         self.ids: list[str] = table.column("id").to_pylist()
         self._tokens = {side: _lists(table.column(side)) for side in SIDES}
         self._starts = table.column("answer_start").to_numpy()
-        self._beta = beta
+        self._beta, self._num_slices = beta, num_slices
         self._reference_P2 = np.zeros((len(self.ids), 2))
         if reference_path is not None:
             self._reference_P2 = _reference(reference_path, self.ids)
@@ -54,7 +55,8 @@ class PairRows:
     ) -> MicroBatch:
         """These pairs; a filler weighs nothing. first_row: the number of their first row in the phase."""
         rows = [(self._sequence(side, pair), int(self._starts[pair])) for pair in pairs for side in SIDES]
-        shape = (len(rows), max(len(sequence) for sequence, _ in rows))
+        longest = max(len(sequence) for sequence, _ in rows)
+        shape = (len(rows), -(-longest // self._num_slices) * self._num_slices)
         tokens_BT, targets_BT = np.zeros(shape, np.int64), np.full(shape, IGNORED)
         segments_BT = np.full(shape, NO_SEGMENT)
         for row, (sequence, start) in enumerate(rows):

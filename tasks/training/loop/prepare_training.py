@@ -26,6 +26,7 @@ from tasks.training.loop.critic_training import start_critic
 from tasks.training.parallel.compiled_layers import add_gradient, compile_layers, refuse_wrong_gradients
 from tasks.training.parallel.control import on_first_rank
 from tasks.training.parallel.deepspeed_config import deepspeed_config
+from tasks.training.parallel.divided_scores import divide_scores
 from tasks.training.parallel.expert_parallel import divide_experts
 from tasks.training.parallel.gradients import leave_out_own_norm, sum_in_float32
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
@@ -91,6 +92,7 @@ def _build_critic(job: TrainingJob, ranks: Ranks) -> Trainable:
 def divide_model(model: Glm4Moe, ranks: Ranks, resources: TrainingResources) -> None:
     """Change a whole model in place into the part that this rank holds and computes."""
     spread_sequence(model, ranks)
+    divide_scores(model, ranks)
     divide_matrices(model, ranks)
     divide_experts(model, ranks, is_overlapped=resources.overlap_shared_expert)
     divide_stages(model, ranks)

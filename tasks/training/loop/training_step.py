@@ -207,7 +207,8 @@ def accumulate_gradients(
 @torch.no_grad()
 def sum_losses(trainable: Trainable, groups: Sequence[Sequence[MicroBatch]]) -> list[float]:
     """Per group of micro-batches the summed cross-entropy of its targets in nats, or the summed loss of its pairs, over
-    all ranks; every rank gives the same number of batches."""
+    all ranks; every rank gives the same number of batches, fillers among them, which weigh nothing. A pair counts on
+    each rank that holds a part of its positions."""
     is_divided, model = trainable.ranks.pipeline.size > 1, trainable.model
     # ZeRO 3 gathers parameters in the order of the last pass, and stages wait for each other's tensors: every pass is
     # alike.
@@ -220,7 +221,7 @@ def sum_losses(trainable: Trainable, groups: Sequence[Sequence[MicroBatch]]) -> 
     for number, batches in enumerate(groups):
         for batch in batches:
             loss = next_token_loss_in_stages(trainable, batch) if is_divided else _losses(_forward(trainable, batch)).lm
-            sums[number] += loss.double() * batch.num_lm_targets
+            sums[number] += loss.double() * batch.num_lm_targets * (not batch.is_filler)
     trainable.engine.train()
     model.runs_mtp = ran_mtp
     for axis in (trainable.ranks.replicas, trainable.ranks.pipeline):

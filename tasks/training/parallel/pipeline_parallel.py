@@ -67,7 +67,8 @@ def divide_stages(model: Glm4Moe, ranks: Ranks) -> None:
     if pipeline.rank > 0:
         del model.model.embed_tokens
     if not is_last:
-        del model.model.norm, model.lm_head
+        del model.model.norm
+        delattr(model, "score" if model.is_scored else "lm_head")
 
 
 def router_rows(model: Glm4Moe) -> list[int]:

@@ -41,6 +41,7 @@ def spread_sequence(model: Glm4Moe, ranks: Ranks) -> None:
         return
     model.part, model.num_parts = axis.rank, axis.size
     model.pair_for_mtp = partial(pair_across_parts, axis=axis)
+    model.sum_over_parts = partial(_sum_over, axis=axis)
     for layer in model.model.layers:
         for module in layer.modules():
             if isinstance(module, Attention):

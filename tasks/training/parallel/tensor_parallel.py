@@ -54,7 +54,8 @@ def divide_matrices(model: Glm4Moe, ranks: Ranks) -> None:
     decoder.embed_tokens = VocabularyParallelEmbedding(
         _own_parameter(decoder.embed_tokens.weight, BY_OUTPUT, ranks), axis
     )
-    model.lm_head = VocabularyParallelHead(_own_parameter(model.lm_head.weight, BY_OUTPUT, ranks), axis)
+    if not model.is_scored:  # a scalar head has one row (divided_scores.py)
+        model.lm_head = VocabularyParallelHead(_own_parameter(model.lm_head.weight, BY_OUTPUT, ranks), axis)
     model.num_slices = axis.size
     model.pair_for_mtp = partial(_pair_slices, model.pair_for_mtp, axis)
     for parameter in _undivided(model, ranks):

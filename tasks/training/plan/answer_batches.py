@@ -1,5 +1,4 @@
-"""How many answers of a policy phase are sampled at once, as many as rollout_cache_bytes hold keys and values for, and
-how many rows a micro-batch has.
+"""How many answers of a policy phase are sampled at once, as many as rollout_cache_bytes hold keys and values for.
 
 Pure: the plan uses it too.
 """
@@ -28,10 +27,3 @@ def answers_at_once(recipe: TrainingRecipe, resources: TrainingResources, num_an
     """At least one, whatever rollout_cache_bytes is: tasks/training/plan/topology.py refuses a budget that holds
     none."""
     return max(1, min(num_answers, resources.rollout_cache_bytes // answer_cache_bytes(recipe, resources)))
-
-
-def rows_of_micro_batch(recipe: TrainingRecipe, resources: TrainingResources) -> int:
-    """Rows of sequence_length: of a policy's token budget those that fit, at least one."""
-    if not resources.micro_batch_tokens:
-        return resources.micro_batch_sequences
-    return max(1, resources.micro_batch_tokens * resources.context_parallel // recipe.sequence_length)

@@ -54,7 +54,7 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
             f"all of one length: set it to 0, and micro_batch_sequences"
         )
     if recipe.reads_pairs:
-        reasons += untrainable_pairs(recipe, resources)
+        reasons += untrainable_pairs(recipe)
     if resources.compile_layers:
         reasons += uncompiled_layers(recipe, resources)
     if resources.device == "cpu" and not resources.deterministic:
@@ -117,22 +117,13 @@ def unserved_rollouts(objective: PolicyObjective | SolutionObjective, resources:
     return reasons
 
 
-def untrainable_pairs(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
+def untrainable_pairs(recipe: TrainingRecipe) -> list[str]:
     """Every reason against training on preference pairs in this phase."""
-    kind = recipe.objective.kind
-    reasons = [
-        f"{axis} {getattr(resources, axis)} cannot train {kind}, whose pairs are compared in one pass over whole rows: "
-        f"set {axis} to 1"
-        for axis in MODEL_AXES
-        if getattr(resources, axis) > 1
-    ]
-    if resources.zero_stage == 3:
-        reasons.append(f"zero_stage 3 cannot train {kind}: set zero_stage to 2 or less")
-    reasons += taught_mtp(recipe, "the rejected answers")
+    reasons = taught_mtp(recipe, "the rejected answers")
     if recipe.adapter.kind != "none" and recipe.is_scored:
         reasons.append(
-            f"adapter.kind {recipe.adapter.kind} cannot train {kind}, whose head is new and has no adapter: set "
-            f"adapter.kind to none"
+            f"adapter.kind {recipe.adapter.kind} cannot train {recipe.objective.kind}, whose head is new and has no "
+            f"adapter: set adapter.kind to none"
         )
     return reasons
 

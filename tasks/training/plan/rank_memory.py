@@ -14,10 +14,10 @@ from typing import Literal
 from configs.schema import ModelRecipe, PolicyObjective, PpoObjective, TrainingRecipe, TrainingResources
 from model.architecture.counts import count_parameters, count_trained, four_bit_bytes
 from tasks.training.plan.activation_memory import activation_bytes
-from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once, rows_of_micro_batch
+from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
 from tasks.training.plan.bucket_memory import bucket_bytes
 from tasks.training.plan.pipeline_stages import stage_layers
-from tasks.training.plan.topology import data_parallel
+from tasks.training.plan.topology import data_parallel, rows_at_once
 from tasks.training.schedule.phase_steps import summarize_steps
 from tasks.training.schedule.schedules import trains_mtp
 
@@ -105,9 +105,9 @@ def stage_memory(stage: int, num_stages: int, recipe: TrainingRecipe, resources:
         resources.offload_parameters != "none" and zero == 3,
     )
     rows_per_copy = max(1, summarize_steps(recipe).max_rows // data_parallel(resources))
-    rows = rows_of_micro_batch(recipe, resources)
-    num_tokens = rows * recipe.sequence_length // resources.context_parallel
-    num_batches = -(-rows_per_copy // rows)
+    num_rows = rows_at_once(recipe, resources)
+    num_tokens = num_rows * recipe.sequence_length // resources.context_parallel
+    num_batches = -(-rows_per_copy // num_rows)
     is_adapted = recipe.adapter.kind != "none" and recipe.dtype == "bfloat16"  # frozen weights are sampled as they are
     copied = sum((part.trained if is_adapted else part.weights) / _over(part, resources) for part in held)
     kv_cache, sampling_weights = _sampling(recipe, resources, rows_per_copy, element * copied)
@@ -255,7 +255,7 @@ def stage_parts(
         num_dense * (matrix + 3 * hidden * model.intermediate_size)
         + biases
         + embedding * is_first
-        + (hidden if is_scored else embedding) * is_last
+        + embedding * (is_last and not is_scored)
         + mtp * 2 * hidden**2
     )
     divided += num_moe * (matrix + 3 * hidden * model.moe_intermediate_size * model.n_shared_experts)
@@ -265,11 +265,12 @@ def stage_parts(
         + mtp * 3 * hidden
     )
     routers, experts = num_moe * model.n_routed_experts * hidden, num_moe * model.n_routed_experts * expert
+    whole = norms + routers + hidden * (is_last and is_scored)
     buffers = num_moe * model.n_routed_experts
     if is_full:
         return [
             Part("tensor", divided, divided, biases + embedding * is_first),
-            Part("nothing", norms + routers, norms + routers, norms, buffers),
+            Part("nothing", whole, whole, norms, buffers),
             Part("expert", experts, experts, 0),
         ]
     num_trained_moe = num_moe - mtp + trained.num_mtp * is_last
@@ -279,7 +280,7 @@ def stage_parts(
     routed = (num_moe - mtp) * model.n_routed_experts
     return [
         Part("tensor", divided, added, 0, 0, sum(plain), sum(map(four_bit_bytes, plain))),
-        Part("nothing", norms + routers, 0, 0, buffers),
+        Part("nothing", whole, 0, 0, buffers),
         Part(
             "expert",
             experts,

@@ -12,12 +12,11 @@ from dataclasses import dataclass, fields
 from configs.schema import ModelRecipe, TrainingRecipe, TrainingResources
 from model.architecture.counts import count_parameters, four_bit_bytes
 from tasks.training.plan.activation_memory import layer_bytes_per_token
-from tasks.training.plan.answer_batches import rows_of_micro_batch
 from tasks.training.plan.machine import ATTENTION_SHARE, LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Machine
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.pipeline_stages import stage_layers
 from tasks.training.plan.rank_memory import four_bit_matrices, stage_parts
-from tasks.training.plan.topology import data_parallel
+from tasks.training.plan.topology import data_parallel, rows_at_once
 from tasks.training.schedule.phase_steps import summarize_steps
 from tasks.training.schedule.schedules import trains_mtp
 
@@ -79,7 +78,7 @@ def step_time(
     model, element = recipe.model, 2 if recipe.dtype == "bfloat16" else FLOAT32_BYTES
     tensor, context, stages = resources.tensor_parallel, resources.context_parallel, resources.pipeline_parallel
     rows = summarize_steps(recipe).max_rows
-    copies, batch = data_parallel(resources), rows_of_micro_batch(recipe, resources)
+    copies, batch = data_parallel(resources), rows_at_once(recipe, resources)
     num_batches = -(-rows // (copies * batch))
     tokens = batch * recipe.sequence_length  # of a micro-batch, on all ranks of a copy
     own_tokens = tokens / (tensor * context)

@@ -19,6 +19,15 @@ def data_parallel(resources: TrainingResources) -> int:
     )
 
 
+def rows_at_once(recipe: TrainingRecipe, resources: TrainingResources) -> int:
+    """Rows of a micro-batch; of a policy's token budget those of full length that fit, at least one. The two rows of a
+    pair are in one pass: pairs take two where one is configured, and an even number."""
+    if resources.micro_batch_tokens:
+        return max(1, resources.micro_batch_tokens * resources.context_parallel // recipe.sequence_length)
+    configured = resources.micro_batch_sequences
+    return max(2, configured - configured % 2) if recipe.reads_pairs else configured
+
+
 def impossible_topology(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
     """Every reason why the phase cannot be trained on these ranks, with the values and the fix; empty where it can."""
     return [

@@ -153,6 +153,14 @@ def test_rows_of_pairs_have_the_numbers_of_their_phase_on_any_rank(num_ranks, nu
     assert [found[number] for number in range(10, 16)] == expected and len(found) == 6
 
 
+def test_rows_of_pairs_end_where_ranks_can_divide_them(tmp_path):
+    pair_rows(tmp_path)
+    rows = PairRows(tmp_path / "pairs.parquet", num_slices=4)
+    batch = rows.micro_batch([0, 2], CPU)
+    assert batch.token_ids_BT.shape == (4, 8) and batch.gaps_BT.sum() == 32 - (5 + 4 + 7 + 6)
+    assert batch.preference.last_B.tolist() == [4, 3, 6, 5]
+
+
 def test_a_filler_weighs_nothing_and_pairs_are_its_terms(tmp_path):
     batch = pair_rows(tmp_path).micro_batch([0, 2], CPU)
     assert batch.num_lm_targets == 2

@@ -209,15 +209,21 @@ def test_an_epoch_reads_every_pair_once_in_an_order_of_its_own():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tensor_parallel": 2, "num_ranks": 2}, "tensor_parallel 2 cannot train .*set tensor_parallel to 1"),
-        ({"zero_stage": 3}, "zero_stage 3 cannot train .*set zero_stage to 2 or less"),
         ({"num_ranks": 8, "ranks_per_node": 8}, "does not give each of 8 data-parallel copies a pair"),
+        ({"context_parallel": 3, "num_ranks": 3, "ranks_per_node": 3}, r"does not divide by .* context parallel \(3\)"),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_cannot_train_is_refused_by_name(kind, changes, reason):
     refuse_impossible_training(pair_recipe(kind), RESOURCES)
     with pytest.raises(ValueError, match=reason):
+        refuse_impossible_training(pair_recipe(kind), RESOURCES.model_copy(update=changes))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pairs_run_where_the_model_or_its_rows_are_divided(kind):
+    axes = {"tensor_parallel": 2, "pipeline_parallel": 2, "context_parallel": 2, "expert_parallel": 4, "num_ranks": 8}
+    for changes in (axes | {"ranks_per_node": 8, "zero_stage": 1}, {"zero_stage": 3}):
         refuse_impossible_training(pair_recipe(kind), RESOURCES.model_copy(update=changes))
 
 
