@@ -18,7 +18,7 @@ from tests.support.training_inputs import RESOURCES, SEQUENCE_LENGTH, TrainingIn
 from tests.training.adapters.test_adapters import LORA
 from tests.training.test_objectives import GRPO, course, rl_recipe, sft_recipe
 
-NUM_RANKS, NUM_STEPS, GROUPS, GROUP_SIZE = 2, 2, 4, 4
+NUM_STEPS, GROUPS, GROUP_SIZE = 2, 4, 4
 ANSWERS = ("0", "1", "0", "1")
 SERVED = GRPO | {"rollouts": "sglang", "routes": "ignore"}
 RECIPES = {
@@ -32,6 +32,7 @@ TOPOLOGIES = {
     "experts": ("tokens", {"expert_parallel": 2, "zero_stage": 2, "micro_batch_tokens": 30}),
     "weights": ("answers", {"zero_stage": 3}),
     "adapter": ("adapted", {"tensor_parallel": 2}),
+    "rows": ("answers", {"zero_stage": 2, "micro_batch_tokens": 45}),
 }
 """By what is divided."""
 ALL_WAYS = {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2}
