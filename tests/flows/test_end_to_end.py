@@ -165,6 +165,7 @@ def test_the_plan_of_a_scale_that_ran_is_what_the_run_measured(micro):
         assert (phase["mfu"] > 0) == (seen.num_positions > 0), "answers of equal rewards cost no pass"
 
 
+@pytest.mark.long
 def test_an_edited_comment_is_cached_and_an_edited_helper_runs_its_dependents_only(micro, tmp_path):
     first, home = micro
     tree = tmp_path / "tree"

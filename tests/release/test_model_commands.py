@@ -122,7 +122,8 @@ def test_profile_of_a_version_measures_levels_memory_and_drafts(commanded, tmp_p
 def test_no_command_that_reads_a_store_makes_one_of_a_directory_that_is_none(commanded, tmp_path):
     """Neither of a name that was typed wrongly, nor in a directory that holds something else."""
     (tmp_path / "papers").mkdir()
-    for arguments in (
+    wrongs = (("typo", "does not exist"), ("papers", "is no store"))
+    asked = (
         ("serve", "--print", "--scale", commanded.scale),
         ("chat", "--prompt", "x", "--scale", commanded.scale),
         ("eval", "champion", "--suite", "smoke", "--scale", commanded.scale, "--output", tmp_path / "no.json"),
@@ -130,11 +131,12 @@ def test_no_command_that_reads_a_store_makes_one_of_a_directory_that_is_none(com
         ("generate", "champion", "--prompt", "x", "--scale", commanded.scale),
         ("profile", "champion", "--scale", commanded.scale, "--output", tmp_path / "no"),
         ("rollback", commanded.scale, "--reason", "x"),
-    ):
-        for name, wrong in (("typo", "does not exist"), ("papers", "is no store")):
-            refused = commanded.glm46(*arguments, "--store", tmp_path / name)
-            assert f"glm46: store {tmp_path / name} {wrong}: name the one that the runs" in refused.stderr, arguments
-            assert refused.exit_code == (1 if arguments[0] == "profile" else 2), arguments
+    )
+    for number, arguments in enumerate(asked):
+        name, wrong = wrongs[number % 2]  # a command is a process of seconds: each has one of the two
+        refused = commanded.glm46(*arguments, "--store", tmp_path / name)
+        assert f"glm46: store {tmp_path / name} {wrong}: name the one that the runs" in refused.stderr, arguments
+        assert refused.exit_code == (1 if arguments[0] == "profile" else 2), arguments
     assert [path.name for path in tmp_path.iterdir()] == ["papers"] and not [*(tmp_path / "papers").iterdir()]
 
 

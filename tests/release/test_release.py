@@ -236,6 +236,7 @@ def test_the_server_draws_from_our_probabilities(store, gguf, tmp_path):
         assert abs(counts[token_id] / num_draws - share) < 4 * spread, (token_id, share)
 
 
+@pytest.mark.long
 def test_threads_change_no_score(store, gguf, suite, tmp_path):
     short = RECIPE.model_copy(update={"num_quantization_documents": 2, "max_quantization_document_tokens": 8})
     given = {"gguf": gguf, **asked(store, suite, short)}

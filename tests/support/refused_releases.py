@@ -288,9 +288,9 @@ ANSWERS = {"refused by a person": "refuse", "nobody answers": None, "approved by
 
 AGAIN = {"champion again": "second", "rolled back": WINNER, "approved again": "asked"} | dict.fromkeys(ANSWERS, "asked")
 """Runs of candidates that other runs are named after."""
-FEW = [*PROMOTED, "bits per byte too high", "a benchmark below the champion's", "quantization"]
-FEW += ["a broken quantization", "contamination", "champion again", "refused by a person"]
-"""A run for each way of being promoted or refused, in the order of ALL."""
+FEW = [*PROMOTED, "bits per byte too high", "a benchmark below the champion's", "a broken quantization"]
+FEW += ["champion again", "refused by a person"]
+"""Runs that are promoted, and refused by a phase's gate, by the release's and by a person, in the order of ALL."""
 QUANTIZED = ["champion again"]
 """Runs whose release has a sound checkpoint in FORMAT."""
 ALL = [*PROMOTED, *CASES, *LAST_WORK, "champion again", *OVERTAKEN, "rolled back", *ANSWERS, "approved again"]

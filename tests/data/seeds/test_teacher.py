@@ -146,9 +146,9 @@ def test_answers_are_compared_as_numbers_else_as_normalised_text():
     ],
 )
 def test_answers_are_read_in_time_that_grows_with_their_length(part):
-    """A worked solution of half a megabyte: quadratic patterns take minutes."""
+    """A worked solution of 200 kilobytes: quadratic patterns take tens of seconds."""
     for start in ("", "\\textbf{", "answer", "<<", "\\boxed{"):
-        text = f"{start}{part * (500_000 // len(part))}~"
+        text = f"{start}{part * (200_000 // len(part))}~"
         began = time.process_time()
         assert (
             not answers_agree(final_answer(text), "1")
@@ -156,7 +156,7 @@ def test_answers_are_read_in_time_that_grows_with_their_length(part):
             and not answers_agree(f"{text}=1>>", "1")
         )
         assert isinstance(false_annotations(f"{text}=1>>"), list)
-        assert time.process_time() - began < 10
+        assert time.process_time() - began < 5
 
 
 class Teacher(ThreadingHTTPServer):

@@ -160,6 +160,7 @@ DATA_STEPS = {
 }
 
 
+@pytest.mark.long
 def test_a_model_of_others_is_tuned_on_conversations_released_and_reported(given, finished):
     ended, _ = finished
     outcome = ended.outcome
@@ -177,6 +178,7 @@ def released_dir(home: Path) -> Path:
     return directory
 
 
+@pytest.mark.long
 def test_the_adapter_merged_by_peft_is_the_released_model(given, finished):
     _, home = finished
     (adapter,) = [path.parent for path in home.glob("store/objects/*/*/adapter/adapter_config.json")]
@@ -192,6 +194,7 @@ def test_the_adapter_merged_by_peft_is_the_released_model(given, finished):
     assert compared == AIR["num_hidden_layers"] * 4 + (AIR["num_hidden_layers"] - 1) * 3
 
 
+@pytest.mark.long
 def test_the_store_holds_names_of_the_given_weights_and_no_copy(given, finished):
     directory, _, _ = given
     _, home = finished

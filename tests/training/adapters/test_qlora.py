@@ -102,6 +102,7 @@ def run_cases(rank, num_ranks, cases):
     return {"found": states}
 
 
+@pytest.mark.long
 @needs_bitsandbytes
 def test_it_trains_like_lora_on_the_matrices_that_its_codes_stand_for_also_on_two_ranks(tmp_path):
     for part in ("lora", "one", "two"):
