@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -31,6 +33,15 @@ ROUNDING = 1e-12
 Interval = tuple[float, float]
 UNBOUNDED: Interval = (-math.inf, math.inf)
 """The interval of a single item: it says nothing about others."""
+
+
+class PassAtK(BaseModel):
+    """Share of the prompts to which one of k answers is right, estimated without bias from all that were sampled."""
+
+    k: int
+    share: float
+    interval: Interval | None
+    """95 %; None with fewer than two prompts."""
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
@@ -160,3 +171,17 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
             f"1..samples_per_problem"
         )
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def best_of_k(num_right: Sequence[int], num_samples: int) -> tuple[PassAtK, ...]:
+    """pass@k for k = 1, 2, 4 ... and num_samples, from the number of right answers to every prompt."""
+    if not num_right:
+        return ()
+    powers = [2**power for power in range(num_samples.bit_length()) if 2**power < num_samples]
+    curve = []
+    for k in (*powers, num_samples):
+        passed = [pass_at_k(num_samples, right, k) for right in num_right]
+        lower, upper = share_interval(passed, [1] * len(passed))
+        interval = (round(lower, 6), round(upper, 6)) if math.isfinite(lower + upper) else None
+        curve.append(PassAtK(k=k, share=round(sum(passed) / len(passed), 6), interval=interval))
+    return tuple(curve)

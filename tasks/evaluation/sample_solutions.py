@@ -10,7 +10,6 @@ answers. One model after the other answers: whole on one device, or on a server 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from tasks.data.prompts.verifiers import verify_answers
 from tasks.data.records.documents import CHAT_COLUMNS, TRAIN, document_id
 from tasks.data.seeds.verify_solutions import write_rows
 from tasks.evaluation.engine import end_token_ids, load_engine, load_tokenizer, reproducible_arithmetic
-from tasks.evaluation.intervals import Interval, pass_at_k, share_interval
+from tasks.evaluation.intervals import PassAtK, best_of_k
 from tasks.training.policy.episode_messages import conversation
 from tasks.training.policy.prompt_difficulty import SOLVED_FILE
 
@@ -49,15 +48,6 @@ NUM_SHOWN_PROMPTS = 8
 WITHOUT_TOOLS = EpisodeRecipe(max_turns=1, max_turn_tokens=1, max_observation_chars=1, tool_seconds={"others": 1.0})
 """Limits that no prompt without an environment reaches."""
 REPEATED, OTHER_FORM, ENOUGH, SHORT = "repeated", "other_form", "enough_kept", "short"
-
-
-class PassAtK(BaseModel):
-    """Share of the prompts to which one of k answers is right, estimated without bias from all that were sampled."""
-
-    k: int
-    share: float
-    interval: Interval | None
-    """95 %; None with fewer than two prompts."""
 
 
 class DomainSolutions(BaseModel):
@@ -346,17 +336,3 @@ class Solving:
             "num_bytes": len(messages.encode()) + len(prompt.tools.encode()),
             "split": TRAIN,
         }
-
-
-def best_of_k(num_right: Sequence[int], num_samples: int) -> tuple[PassAtK, ...]:
-    """pass@k for k = 1, 2, 4 ... and num_samples, from the number of right answers to every prompt."""
-    if not num_right:
-        return ()
-    powers = [2**power for power in range(num_samples.bit_length()) if 2**power < num_samples]
-    curve = []
-    for k in (*powers, num_samples):
-        passed = [pass_at_k(num_samples, right, k) for right in num_right]
-        lower, upper = share_interval(passed, [1] * len(passed))
-        interval = (round(lower, 6), round(upper, 6)) if math.isfinite(lower + upper) else None
-        curve.append(PassAtK(k=k, share=round(sum(passed) / len(passed), 6), interval=interval))
-    return tuple(curve)

@@ -31,14 +31,8 @@ from model.text.tokenizer_layout import END_TOKENS, tokenizer_for_text
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.shards.shard_chats import shard_chats
 from tasks.data.validate_contract import validate_contract
-from tasks.evaluation.sample_solutions import (
-    CHATS_FILE,
-    ROLLOUTS_FILE,
-    SOLVED_FILE,
-    Solving,
-    best_of_k,
-    sample_solutions,
-)
+from tasks.evaluation.intervals import best_of_k
+from tasks.evaluation.sample_solutions import CHATS_FILE, ROLLOUTS_FILE, SOLVED_FILE, Solving, sample_solutions
 from tasks.lineage.trained_phases import asked_prompt_ids
 from tasks.training.input_rules import refuse_foreign_expert
 from tasks.training.policy.episode_messages import conversation

@@ -15,8 +15,9 @@ from infra.home import Home
 from infra.step import Artifact
 from infra.storage.open_store import open_store
 from tasks.evaluation.evaluate_pairs import PairEvaluation
+from tasks.evaluation.intervals import best_of_k
 from tasks.evaluation.items import CHAT_PROBLEM, CHOICE, accuracy, read_items
-from tasks.evaluation.sample_solutions import DomainSolutions, SampledSolutions, best_of_k
+from tasks.evaluation.sample_solutions import DomainSolutions, SampledSolutions
 from tasks.release.decide_promotion import Approval
 from tasks.report.dropped_examples import dropped_examples
 from tasks.report.report_charts import Line, Span, bars, curves, intervals, strips

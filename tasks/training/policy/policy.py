@@ -128,9 +128,8 @@ def policy_updates(
     `log_probabilities` gives those of the targets under the present weights. `critique` makes advantages of the rows,
     their log-probabilities before the first update and their rewards, for PPO. Without a critic a group of equal
     rewards has no gradient: its answers are left out, so they cost no pass and count in no mean."""
-    rewards_GS = torch.tensor([rollout.reward.total for rollout in rollouts], device=device).view(
-        -1, objective.samples_per_prompt
-    )
+    totals = torch.tensor([rollout.reward.total for rollout in rollouts], device=device)
+    rewards_GS = totals.view(-1, objective.samples_per_prompt)
     is_informative_G = (rewards_GS != rewards_GS[:, :1]).any(1)
     metrics = _answer_metrics(rollouts, rewards_GS, is_informative_G)
     is_trained_G = is_informative_G if critique is None else torch.ones_like(is_informative_G)

@@ -20,7 +20,8 @@ from tasks.data.records.documents import document_id
 from tasks.evaluation.evaluate_pairs import evaluate_pairs
 from tasks.evaluation.score_pairs import score_pairs
 from tasks.training.loop.pair_data import PairOrder
-from tasks.training.plan.launch_rules import refuse_impossible_training
+from tasks.training.plan.launch_rules import refuse_impossible_training, unavailable_training
+from tasks.training.plan.topology import impossible_topology
 from tests.support.training_inputs import RESOURCES, SEQUENCE_LENGTH, TrainingInputs, compute, metrics_of, small_recipe
 from tests.training.test_objectives import course, sft_recipe
 from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
@@ -224,7 +225,8 @@ def test_what_cannot_train_is_refused_by_name(kind, changes, reason):
 def test_pairs_run_where_the_model_or_its_rows_are_divided(kind):
     axes = {"tensor_parallel": 2, "pipeline_parallel": 2, "context_parallel": 2, "expert_parallel": 4, "num_ranks": 8}
     for changes in (axes | {"ranks_per_node": 8, "zero_stage": 1}, {"zero_stage": 3}):
-        refuse_impossible_training(pair_recipe(kind), RESOURCES.model_copy(update=changes))
+        recipe, resources = pair_recipe(kind), RESOURCES.model_copy(update=changes)
+        assert [*unavailable_training(recipe, resources), *impossible_topology(recipe, resources)] == []
 
 
 def test_a_new_head_is_no_adapter():
