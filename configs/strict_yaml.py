@@ -21,23 +21,23 @@ def read_yaml(where: str, data: bytes) -> object:
             f"{where} has more than {MAX_BYTES >> 20} MiB: a YAML file of settings is smaller, name the right one"
         )
     try:
-        return yaml.load(data.decode(), Loader=_StrictLoader)
+        text = data.decode()
+        _refuse_depth(text)
+        return yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{where} is not a YAML file: {error}") from error
 
 
-class _StrictLoader(yaml.SafeLoader):
+def _refuse_depth(text: str) -> None:
+    """Before it is loaded: libyaml's own recursion has no limit, and its events need none."""
     depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ComposerError(None, None, f"it nests more than {MAX_DEPTH} levels deep", event.start_mark)
 
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Raises before Python's own recursion limit, wherever it is called from."""
-        if self.depth == MAX_DEPTH:
-            raise ComposerError(None, None, f"it nests more than {MAX_DEPTH} levels deep", self.peek_event().start_mark)
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
 
+class _StrictLoader(yaml.CSafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
