@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from configs.machine import with_headers
+from infra.parsed_sources import found_once
 from infra.settings_code import Setting, settings_code
 from infra.source_files import CodeChangedError, changed_sources, read_sources, source, without_texts
 
@@ -93,7 +94,15 @@ class Code(NamedTuple):
 
 @cache
 def _code(module: str) -> Code:
-    tree = ast.parse(source(module_path(module)))
+    path = module_path(module)
+    kernel = path.with_suffix(".cpp")
+    parts = [source(part) for part in with_headers(kernel)] if kernel.is_file() else []
+    digest, named, imported = found_once(path, [source(path), *parts], lambda: _parsed(source(path), parts))
+    return Code(digest, tuple((where, name) for where, name in named), tuple(imported))
+
+
+def _parsed(content: bytes, parts: list[bytes]) -> Code:
+    tree = ast.parse(content)
     settings = tuple(
         (str(node.module), alias.name)
         for node in ast.walk(tree)
@@ -102,9 +111,8 @@ def _code(module: str) -> Code:
     )
     without_texts(tree)
     digest = hashlib.sha256(ast.dump(tree).encode())
-    kernel = module_path(module).with_suffix(".cpp")
-    for part in with_headers(kernel) if kernel.is_file() else ():
-        digest.update(source(part))
+    for part in parts:
+        digest.update(part)
     return Code(digest.hexdigest(), settings, _imports(tree))
 
 
