@@ -22,9 +22,12 @@ WORKER_QUERY_SECONDS = 3
 """Seconds between two questions of the worker for requested runs; the server is on the same machine."""
 
 
-def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
-    """Set the variables that Prefect and MLflow read when they are imported."""
+def set_environment(home: Home, prefect_url: str, mlflow_url: str, *, is_private: bool = False) -> None:
+    """Set the variables that Prefect and MLflow read when they are imported. Flow runs on private servers send no
+    heartbeats: what watches these ends with the run, and every flow would wait up to a second for its last one."""
     os.environ.update(TELEMETRY_OFF)
+    if not is_private:
+        os.environ["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = str(HEARTBEAT_SECONDS)
     os.environ.update(
         {
             "GLM46_HOME": str(home.root),
@@ -32,7 +35,6 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
             API_URL: f"{prefect_url}/api",
             SERVER_HOME: str(home.root),
             CLIENT_VARIABLE: api_password(home),
-            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
             "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_SECONDS),
             # The stage log writes to the terminal, Prefect's log to its UI.
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
@@ -67,7 +69,7 @@ def run_pipeline(
     """Call the flow `glm46` on servers that answer; returns its RunOutcome. Raises what the failed stage raised."""
 
     def load_flow(servers: ServerUrls) -> None:
-        set_environment(home, servers.prefect, servers.mlflow)
+        set_environment(home, servers.prefect, servers.mlflow, is_private=servers != read_servers_file(home))
         logging.raiseExceptions = False  # Prefect writes into the terminal's lines that its server takes no log
         import mlflow  # noqa: F401
 
