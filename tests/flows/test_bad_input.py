@@ -18,7 +18,7 @@ from flows.cli.command_errors import failures
 from flows.full_pipeline import full_pipeline
 from model.formats.hf_checkpoint import config_dict
 from tests.conftest import ROOT
-from tests.support.pipeline import environment, glm46
+from tests.support.pipeline import environment, glm46, refused
 
 
 def expect(finished, exit_code, *parts):
@@ -30,7 +30,7 @@ def expect(finished, exit_code, *parts):
 
 
 def test_unknown_scale(tmp_path):
-    expect(glm46("run", "hugee", home=tmp_path), 2, "no scale 'hugee'", "tiny")
+    expect(refused("run", "hugee", home=tmp_path), 2, "no scale 'hugee'", "tiny")
 
 
 def test_unknown_key_in_a_yaml(tmp_path):
@@ -38,26 +38,28 @@ def test_unknown_key_in_a_yaml(tmp_path):
     tree["model"]["recipe"]["hidden_sise"] = 3
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tree))
     expect(
-        glm46("plan", str(tmp_path / "mine.yaml"), home=tmp_path), 2, "mine.yaml: model.recipe.hidden_sise: unknown key"
+        refused("plan", str(tmp_path / "mine.yaml"), home=tmp_path),
+        2,
+        "mine.yaml: model.recipe.hidden_sise: unknown key",
     )
 
 
 def test_unknown_stage_and_an_entry_without_weights(tmp_path):
     expect(
-        glm46("run", "micro", "--until", "lunch", home=tmp_path),
+        refused("run", "micro", "--until", "lunch", home=tmp_path),
         2,
         "--until lunch",
         "prepare_data, pretrain_general, mid_reasoning, sft, reward_model, rl_reasoning, release_model",
     )
-    expect(glm46("run", "micro", "--from", "release_model", home=tmp_path), 2, "--start")
+    expect(refused("run", "micro", "--from", "release_model", home=tmp_path), 2, "--start")
 
 
 def test_a_speedrun_refuses_what_is_no_record(tmp_path):
     other = tmp_path / "other.json"
     other.write_text("{}")
-    expect(glm46("speedrun", "micro", "--verify", str(other), home=tmp_path), 2, "is no record", "Field required")
+    expect(refused("speedrun", "micro", "--verify", str(other), home=tmp_path), 2, "is no record", "Field required")
     expect(
-        glm46("speedrun", "micro", "--verify", str(tmp_path / "no.json"), home=tmp_path),
+        refused("speedrun", "micro", "--verify", str(tmp_path / "no.json"), home=tmp_path),
         2,
         "cannot be read (No such file or directory): name a file of `glm46 speedrun`",
     )
@@ -66,7 +68,7 @@ def test_a_speedrun_refuses_what_is_no_record(tmp_path):
 def test_what_plan_knows_is_refused_before_anything_is_computed(tmp_path):
     if torch.cuda.device_count() < 8:
         expect(
-            glm46("run", "air_lora", "--from", "sft", "--start", str(tmp_path), home=tmp_path / "home"),
+            refused("run", "air_lora", "--from", "sft", "--start", str(tmp_path), home=tmp_path / "home"),
             2,
             "phase sft: ",
             "CUDA device",
@@ -78,7 +80,7 @@ def test_what_plan_knows_is_refused_before_anything_is_computed(tmp_path):
         ("spark://there", "spark://HOST:PORT"),
     ):
         (tmp_path / "mine.yaml").write_text(text.replace('master: "local[2]"', f'master: "{master}"'))
-        expect(glm46("run", str(tmp_path / "mine.yaml"), home=tmp_path / "home"), 2, "master", part)
+        expect(refused("run", str(tmp_path / "mine.yaml"), home=tmp_path / "home"), 2, "master", part)
     for line, changed, part in (
         ("launcher: local, device: cpu, batch", "launcher: ssh, device: cpu, batch", "evaluation: launcher ssh needs"),
         ("launcher: local, device: cpu,\n", "launcher: local, device: cuda,\n", "release: no CUDA device on"),
@@ -87,13 +89,13 @@ def test_what_plan_knows_is_refused_before_anything_is_computed(tmp_path):
             continue
         assert text.count(line) == 1
         (tmp_path / "mine.yaml").write_text(text.replace(line, changed))
-        expect(glm46("run", str(tmp_path / "mine.yaml"), home=tmp_path / "home"), 2, part)
+        expect(refused("run", str(tmp_path / "mine.yaml"), home=tmp_path / "home"), 2, part)
     assert not (tmp_path / "home" / "prefect" / "prefect.db").exists()
 
 
 def test_a_start_that_is_no_checkpoint_is_refused_before_data_is_prepared(tmp_path):
     def start(value):
-        return glm46("run", "micro", "--from", "release_model", "--start", str(value), home=tmp_path / "home")
+        return refused("run", "micro", "--from", "release_model", "--start", str(value), home=tmp_path / "home")
 
     (tmp_path / "empty").mkdir()
     expect(start(tmp_path / "empty"), 2, "config.json does not exist")
@@ -112,7 +114,7 @@ def test_a_start_that_is_no_checkpoint_is_refused_before_data_is_prepared(tmp_pa
 
 
 def test_missing_data_directory(tmp_path):
-    expect(glm46("run", "micro", "--data", str(tmp_path / "absent"), home=tmp_path), 2, "absent")
+    expect(refused("run", "micro", "--data", str(tmp_path / "absent"), home=tmp_path), 2, "absent")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_missing_data_directory(tmp_path):
     ],
 )
 def test_a_bucket_that_holds_nothing_is_refused_before_any_server_starts(option, address, part, s3_server, tmp_path):
-    expect(glm46("run", "micro", option, address, home=tmp_path), 2, part)
+    expect(refused("run", "micro", option, address, home=tmp_path), 2, part)
     assert not (tmp_path / "run" / "prefect.log").exists()
 
 
@@ -136,9 +138,9 @@ def test_empty_corpus(tmp_path):
 
 def test_a_home_and_a_store_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    expect(glm46("run", "micro", home=tmp_path / "file"), 2, "GLM46_HOME", "cannot be written")
+    expect(refused("run", "micro", home=tmp_path / "file"), 2, "GLM46_HOME", "cannot be written")
     expect(
-        glm46("run", "micro", "--store", str(tmp_path / "file"), home=tmp_path / "home"),
+        refused("run", "micro", "--store", str(tmp_path / "file"), home=tmp_path / "home"),
         2,
         "store",
         "cannot be written",
@@ -149,7 +151,7 @@ def test_a_home_and_a_store_that_cannot_be_written(tmp_path):
     ("variable", "value", "part"), [("JAVA_HOME", "/absent", "install Java 17"), ("CXX", "/absent/c++", "C++ compiler")]
 )
 def test_no_java_and_no_compiler(variable, value, part, tmp_path):
-    expect(glm46("run", "micro", home=tmp_path, **{variable: value}), 2, part)
+    expect(refused("run", "micro", home=tmp_path, **{variable: value}), 2, part)
 
 
 def test_a_file_system_without_room_is_refused_before_anything_starts(tmp_path):
@@ -163,10 +165,10 @@ def test_a_file_system_without_room_is_refused_before_anything_starts(tmp_path):
 
 
 def test_chat_before_anything_was_promoted(tmp_path):
-    expect(glm46("chat", "--scale", "micro", "--prompt", "x", home=tmp_path), 2, "glm46 run")
-    expect(glm46("serve", "--scale", "mikro", home=tmp_path), 2, "no scale 'mikro'")
-    expect(glm46("serve", "--port", "99999", home=tmp_path), 2, "--port")
-    expect(glm46("plan", "./missing.yaml", home=tmp_path), 2, "no file", "missing.yaml")
+    expect(refused("chat", "--scale", "micro", "--prompt", "x", home=tmp_path), 2, "glm46 run")
+    expect(refused("serve", "--scale", "mikro", home=tmp_path), 2, "no scale 'mikro'")
+    expect(refused("serve", "--port", "99999", home=tmp_path), 2, "--port")
+    expect(refused("plan", "./missing.yaml", home=tmp_path), 2, "no file", "missing.yaml")
 
 
 def test_unreadable_sources_stop_the_run_and_are_named(tmp_path):

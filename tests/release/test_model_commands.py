@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tests.conftest import ROOT
 from tests.evaluation.benchmarks.toy_suite import write_suite, write_toy_model
 from tests.support.evaluation_fakes import commit
-from tests.support.pipeline import glm46
+from tests.support.pipeline import glm46, refused
 from tests.support.refused_releases import record_of
 from tests.training.test_fetch_checkpoint import published
 
@@ -112,9 +113,10 @@ def test_profile_of_a_version_measures_levels_memory_and_drafts(commanded, tmp_p
     assert [level["concurrency"] for level in measured["levels"]] == [1, 2] and measured["memory_bytes"] > 10_000_000
     assert len(measured["drafts"]) == 2 and (tmp_path / "out" / "profile.html").stat().st_size > 1000
     assert all(each["num_equal"] == each["num_answers"] for each in measured["drafts"]), "drafts change no answer"
-    again = commanded.glm46("profile", *given, "--output", tmp_path / "out")
+    again = refused("profile", *given, "--output", str(tmp_path / "out"), home=commanded.home)
     assert again.exit_code == 2 and "must be a new directory in one that exists" in again.stderr
-    falling = commanded.glm46("profile", *given, "--concurrency", "2,1", "--output", tmp_path / "other")
+    rising = ["--concurrency", "2,1", "--output", str(tmp_path / "other")]
+    falling = refused("profile", *given, *rising, home=commanded.home)
     assert falling.exit_code == 2 and "write rising numbers of requests, as 1,2,4,8" in falling.stderr
     assert not (tmp_path / "other").exists()
 
@@ -132,11 +134,10 @@ def test_no_command_that_reads_a_store_makes_one_of_a_directory_that_is_none(com
         ("profile", "champion", "--scale", commanded.scale, "--output", tmp_path / "no"),
         ("rollback", commanded.scale, "--reason", "x"),
     )
-    for number, arguments in enumerate(asked):
-        name, wrong = wrongs[number % 2]  # a command is a process of seconds: each has one of the two
-        refused = commanded.glm46(*arguments, "--store", tmp_path / name)
-        assert f"glm46: store {tmp_path / name} {wrong}: name the one that the runs" in refused.stderr, arguments
-        assert refused.exit_code == (1 if arguments[0] == "profile" else 2), arguments
+    for arguments, (name, wrong) in product(asked, wrongs):
+        ended = refused(*map(str, arguments), "--store", str(tmp_path / name), home=commanded.home)
+        assert f"glm46: store {tmp_path / name} {wrong}: name the one that the runs" in ended.stderr, arguments
+        assert ended.exit_code == (1 if arguments[0] == "profile" else 2), arguments
     assert [path.name for path in tmp_path.iterdir()] == ["papers"] and not [*(tmp_path / "papers").iterdir()]
 
 

@@ -26,7 +26,7 @@ from tasks.serving.engine_command import Place, engine_command
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tests.conftest import ROOT
 from tests.support.evaluation_fakes import checkpoint, commit
-from tests.support.pipeline import command, environment, glm46
+from tests.support.pipeline import command, environment, glm46, refused
 from tests.support.refused_releases import record_of
 
 KEY = "key-of-the-clients"
@@ -167,7 +167,7 @@ def test_an_engine_that_stops_is_reported_with_the_end_of_its_log(directory, pat
 )
 def test_what_cannot_start_is_one_sentence(options, message, directory, tmp_path):
     checkpoint_option = [] if "--checkpoint" in options else ["--checkpoint", str(directory)]
-    ended = glm46("serve", "--engine", "vllm", *checkpoint_option, *options, home=tmp_path / "home", PATH=os.defpath)
+    ended = refused("serve", "--engine", "vllm", *checkpoint_option, *options, home=tmp_path / "home", PATH=os.defpath)
     assert ended.exit_code == 2 and message in ended.stderr and ended.stderr.count("\n") == 1, ended.stderr
 
 
@@ -180,13 +180,13 @@ def test_what_cannot_start_is_one_sentence(options, message, directory, tmp_path
 )
 def test_a_build_for_other_machines_is_refused(version, hardware, message, directory, path, tmp_path):
     options = ["--engine", "vllm", "--checkpoint", str(directory), "--hardware", hardware]
-    ended = glm46("serve", *options, home=tmp_path / "home", PATH=path, VLLM_SAYS=version)
+    ended = refused("serve", *options, home=tmp_path / "home", PATH=path, VLLM_SAYS=version)
     assert ended.exit_code == 2 and message in ended.stderr, ended.stderr
 
 
 def test_a_host_that_others_reach_needs_a_key(directory, path, tmp_path):
     options = ["--engine", "vllm", "--checkpoint", str(directory), "--hardware", "1xH100", "--host", "0.0.0.0"]
-    ended = glm46("serve", *options, home=tmp_path / "home", PATH=path)
+    ended = refused("serve", *options, home=tmp_path / "home", PATH=path)
     assert ended.exit_code == 1 and "so its clients need a key: name the environment variable" in ended.stderr
 
 
@@ -199,7 +199,7 @@ def test_s0s_file_is_an_input_and_gives_nothing_twice(directory, tmp_path):
     printed = glm46("serve", "--config", str(config), "--print", home=tmp_path / "home")
     assert printed.exit_code == 0, printed.stderr
     assert f"sglang serve \\\n    --model-path {directory}" in printed.stdout and "--port 30000" in printed.stdout
-    twice = glm46("serve", "--config", str(config), "--port", "1", "--print", home=tmp_path / "home")
+    twice = refused("serve", "--config", str(config), "--port", "1", "--print", home=tmp_path / "home")
     assert twice.exit_code == 2 and "gives port too: leave --port out, or remove it there" in twice.stderr
 
 
@@ -207,10 +207,10 @@ def test_a_scale_is_planned_before_it_was_trained(tmp_path):
     options = ["--scale", "full", "--engine", "vllm", "--hardware", "8xH100"]
     printed = glm46("serve", *options, "--quantization", "fp8", "--print", home=tmp_path / "home")
     assert printed.exit_code == 0 and "no version champion is registered: MODEL_DIR stands for" in printed.stdout
-    refused = glm46("serve", *options, "--write", str(tmp_path / "out"), home=tmp_path / "home")
-    assert refused.exit_code == 2 and "does not fit 8 x H100 (80 GB each)" in refused.stderr
+    written = refused("serve", *options, "--write", str(tmp_path / "out"), home=tmp_path / "home")
+    assert written.exit_code == 2 and "does not fit 8 x H100 (80 GB each)" in written.stderr
     assert not (tmp_path / "out").exists()
-    served = glm46("serve", *options, "--quantization", "fp8", home=tmp_path / "home")
+    served = refused("serve", *options, "--quantization", "fp8", home=tmp_path / "home")
     assert served.exit_code == 2 and "holds no model registry yet" in served.stderr
 
 

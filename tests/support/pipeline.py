@@ -1,4 +1,5 @@
-"""Runs the real command line in processes of its own, as a user would."""
+"""Runs the real command line: in a process of its own, as a user would, or here, where it is refused before it starts
+anything."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 from infra.code_digest import ROOT
 
@@ -67,3 +71,24 @@ def glm46(*arguments: str, home: Path, tree: Path = ROOT, timeout: float = 900, 
         check=False,
     )
     return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def refused(*arguments: str, home: Path, **more: str) -> Finished:
+    """How a command ends that is refused before it starts anything; in this process, without the seconds of another
+    one's imports."""
+    from flows.cli.command import main
+
+    out, err = StringIO(), StringIO()
+    with (
+        patch.dict(os.environ, environment(home, **more), clear=True),
+        patch.object(sys, "argv", ["glm46", *arguments]),
+        chdir(ROOT),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            assert isinstance(end.code, int), end.code
+            return Finished(end.code, out.getvalue(), err.getvalue())
+    raise AssertionError(f"glm46 {' '.join(arguments)} was not refused: {out.getvalue()}{err.getvalue()}")
