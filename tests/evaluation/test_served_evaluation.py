@@ -131,7 +131,7 @@ def test_a_far_text_that_is_too_long_loses_its_beginning_so_that_a_server_can_co
     model = checkpoint(store, "trained")
     server = SERVERS[kind](model.directory("hf"))
     resources = EVALUATION_RESOURCES.model_copy(update={"rollout_server": server.url})
-    engine = open_engine(model, kind, "float32", resources)
+    engine = open_engine(model, kind, "float32", resources)  # pyright: ignore[reportArgumentType]
     lengths, scores = [], server.scores
 
     def counted(row):

@@ -199,8 +199,7 @@ def of_prompt(change):
 
 
 def without_a_number(reported):
-    (only,) = [key for key in reported[1]][:1]
-    return [reported[0], {**reported[1], only: {"logprob": math.nan}}, *reported[2:]]
+    return [reported[0], {name: {"logprob": math.nan} for name in reported[1]}, *reported[2:]]
 
 
 SCORED_ROW = [[None, 8, None], [-1.0, 9, None]]
