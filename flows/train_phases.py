@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from configs.schema import DpoObjective, PairPackingRecipe, PhaseSection, SolutionResources
+from configs.schema import DpoObjective, PairPackingRecipe, PhaseSection
 from flows.assess_checkpoint import assess_checkpoint, evaluate
 from flows.assess_pairs import assess_pairs, assess_reward_model, score_reference
 from flows.check_contract import check_contract
@@ -264,15 +264,14 @@ def _sample(
     for expert in models.values() if phase.recipe.experts else ():
         refuse_foreign_expert(run.scale.training_recipe(phase), prepared.tokenizer, expert)
     inputs: dict[str, Any] = {**models, "prompts": prepared.documents.decontaminated}
-    section = run.scale.evaluation
-    resources = {**section.resources.model_dump(), "rollout_server": phase.resources.rollout_server}
+    job = run.scale.evaluation.resources
     solutions = run_step(
         run,
         sample_solutions,
         stage=f"sample {phase.name}",
         recipe=phase.recipe.solution_recipe,
-        resources=SolutionResources.model_validate(resources),
-        job=section.resources,
+        resources=job.model_copy(update={"rollout_server": phase.resources.rollout_server}),
+        job=job,
         **inputs,
     )
     if phase.recipe.samples_solutions:

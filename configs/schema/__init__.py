@@ -29,13 +29,12 @@ from configs.schema.evaluation import (
     PairEvaluationRecipe,
     PairScoringRecipe,
     ReleaseSuite,
-    SolutionResources,
     SuiteGateRecipe,
     SuiteRecipe,
     TaskRecipe,
 )
 from configs.schema.filtering import FilterRecipe, HeuristicRecipe, PersonalDataRecipe, ScoreRecipe
-from configs.schema.jobs import Device, JobResources, QueueResources
+from configs.schema.jobs import Device, JobResources, QueueResources, unserved_rollouts
 from configs.schema.model import ModelRecipe, ModelSection
 from configs.schema.objectives import (
     DistillationObjective,
@@ -228,7 +227,6 @@ __all__ = [
     "ShardRecipe",
     "SolutionObjective",
     "SolutionRecipe",
-    "SolutionResources",
     "SparkResources",
     "SpikeRecipe",
     "SplitRecipe",
@@ -247,4 +245,5 @@ __all__ = [
     "Waypoint",
     "mixture_waypoints",
     "served_gguf_type",
+    "unserved_rollouts",
 ]

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from configs.schema.base import Frozen
-from configs.schema.jobs import JobResources
+from configs.schema.jobs import JobResources, unserved_rollouts
 from configs.schema.policy_objectives import EpisodeRecipe
 from configs.schema.suites import Suite
 
@@ -87,14 +87,15 @@ class GateRecipe(Frozen):
     champion: MarginRecipe
     """Against the champion and against the anchors, the best version so far of each figure; only those
     of the released phase are used."""
-    max_expert_load: float = Field(ge=1)
+    max_expert_load: float | None = Field(ge=1)
     """Ceiling on the most used expert over the mean, on the held-out documents, of the worst layer (S0: within 5 % at
     full scale). Added to it is the load that an ideal router, which sends every token to random experts, exceeds only
     once in a thousand evaluations on as many tokens: at 89 layers of 160 experts, 8 of them per token, 13 % on 32,768
     tokens, 6.4 % on 131,072, 0.5 % on 20 million. Text is not random: topics use experts unevenly, so a bound near 1
-    needs documents by the thousand."""
-    max_expert_cv: float = Field(ge=0)
-    """Ceiling on the coefficient of variation of a layer's expert loads; the variation by chance is added likewise."""
+    needs documents by the thousand. null: not judged, as where a server is asked (evaluation.recipe.rollouts)."""
+    max_expert_cv: float | None = Field(ge=0)
+    """Ceiling on the coefficient of variation of a layer's expert loads; the variation by chance is added likewise.
+    null: not judged."""
 
 
 class PairScoringRecipe(Frozen):
@@ -165,6 +166,10 @@ class EvaluationRecipe(Frozen):
     """Of the weights and of what is computed with them; router biases and logits are float32."""
     num_threads: int = Field(gt=0)
     """CPU threads: part of the result, where the order of sums depends on it."""
+    rollouts: Literal["in_process", "sglang", "vllm"]
+    """Who computes an evaluation: its own process, which holds the whole model on one device, or the server of this
+    kind that resources.rollout_server names, which reads the checkpoint from the store. A server computes with its own
+    arithmetic and draws; it counts no tokens of experts and accepts no drafts of the MTP layer."""
 
     def pair_scoring(self, *parts: Literal["train", "validation", "test"]) -> PairScoringRecipe:
         """The settings of scoring preference pairs of these parts."""
@@ -174,6 +179,15 @@ class EvaluationRecipe(Frozen):
     def _samples_hold_k(self) -> Self:
         if self.pass_k > self.samples_per_problem:
             raise ValueError(f"pass_k ({self.pass_k}) must not exceed samples_per_problem ({self.samples_per_problem})")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_have_log_probabilities(self) -> Self:
+        if self.rollouts != "in_process" and self.temperature != 1.0:
+            raise ValueError(
+                f"rollouts {self.rollouts} give the log-probabilities of answers at the temperature of their sampling, "
+                f"temperature is {self.temperature:g}: set it to 1.0"
+            )
         return self
 
 
@@ -213,15 +227,13 @@ class SuiteGateRecipe(Frozen):
 
 
 class EvaluationResources(JobResources):
-    """Where a checkpoint is evaluated: in one process, which holds the whole model on one device."""
+    """Where a checkpoint is evaluated: in one process, which holds the whole model on one device or asks a server. Also
+    where the solutions that a phase asks for are sampled; the flow makes them of these and of the phase's server."""
 
     batch_sequences: int = Field(gt=0)
-
-
-class SolutionResources(EvaluationResources):
-    """Where the solutions that a phase asks for are sampled. Made of the evaluation's resources and the phase's."""
-
     rollout_server: str
+    """URL of the server that answers where rollouts names one, empty for in_process. It sees the store under the same
+    path, and answers nobody else meanwhile: it holds the weights of one checkpoint."""
 
 
 class EvaluationSection(Frozen):
@@ -229,3 +241,9 @@ class EvaluationSection(Frozen):
     suite: ReleaseSuite | None
     """Benchmarks on which a release is also judged; null: none."""
     resources: EvaluationResources
+
+    @model_validator(mode="after")
+    def _server_is_named_where_it_is_asked(self) -> Self:
+        if reasons := unserved_rollouts(self.recipe.rollouts, self.resources.rollout_server):
+            raise ValueError("; ".join(reasons))
+        return self

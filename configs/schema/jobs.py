@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -64,3 +65,12 @@ class JobResources(Frozen):
     """Device that a rank computes on; a job gets a GPU per rank for `cuda`. `glm46 plan` counts the memory that is used
     there."""
     queue: QueueResources
+
+
+def unserved_rollouts(rollouts: str, server: str) -> list[str]:
+    """Every reason against the server (`rollout_server`) that is to answer for `rollouts`."""
+    if rollouts == "in_process":
+        return [f"rollout_server is {server} with rollouts in_process: empty it, or set rollouts"] if server else []
+    if urlsplit(server).scheme not in ("http", "https"):
+        return [f"rollouts {rollouts} need a server, rollout_server is {server!r}: set it to its URL"]
+    return []

@@ -212,6 +212,19 @@ class Scale(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _experts_are_counted_where_they_are_judged(self) -> Self:
+        rollouts = self.evaluation.recipe.rollouts
+        for phase in self.phases if rollouts != "in_process" else ():
+            for name in ("max_expert_load", "max_expert_cv"):
+                if (bound := getattr(phase.recipe.gate, name)) is not None:
+                    raise ValueError(
+                        f"phase {phase.name}: its gate has {name} {bound:g}, and evaluation.recipe.rollouts is "
+                        f"{rollouts}: a server counts no tokens of experts; set gate.{name} to null, or rollouts to "
+                        f"in_process"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _far_text_is_scored_where_it_is_judged(self) -> Self:
         far, positions = self.evaluation.recipe.far_text, self.model.recipe.max_position_embeddings
         if far is not None and far.context_tokens + far.scored_tokens > positions:

@@ -233,27 +233,28 @@ def _check_floors(items: list[Item], recipe: GateRecipe, verdict: Verdict) -> No
 
 
 def _check_experts(layers: list[ExpertUse], recipe: GateRecipe, verdict: Verdict) -> None:
-    """Ceilings on the worst layer's imbalance beyond that of an ideal router; a model without experts has none."""
+    """Ceilings on the worst layer's imbalance beyond that of an ideal router; a model without experts has none, nor
+    has one that a server evaluated."""
     if not layers:
         return
     by_load, by_cv = max(layers, key=lambda use: use.load), max(layers, key=lambda use: use.cv)
     excess, spread, tokens = chance_load(layers) - 1, chance_cv(layers), f"{by_load.num_routed:,} tokens"
-    verdict.ceiling(
-        "expert_load",
-        by_load.load,
-        recipe.max_expert_load + excess,
-        f": {recipe.max_expert_load} and the {excess:.4f} that chance adds to an ideal router's on {tokens}; the "
-        f"worst is layer "
-        f"{by_load.layer + 1} of {len(layers)} with experts",
-    )
-    verdict.ceiling(
-        "expert_cv",
-        by_cv.cv,
-        math.hypot(recipe.max_expert_cv, spread),
-        f": {recipe.max_expert_cv} and an ideal router's {spread:.4f} by chance on {tokens}, as variances add; the "
-        f"worst is layer "
-        f"{by_cv.layer + 1} of {len(layers)} with experts",
-    )
+    if recipe.max_expert_load is not None:
+        verdict.ceiling(
+            "expert_load",
+            by_load.load,
+            recipe.max_expert_load + excess,
+            f": {recipe.max_expert_load} and the {excess:.4f} that chance adds to an ideal router's on {tokens}; the "
+            f"worst is layer {by_load.layer + 1} of {len(layers)} with experts",
+        )
+    if recipe.max_expert_cv is not None:
+        verdict.ceiling(
+            "expert_cv",
+            by_cv.cv,
+            math.hypot(recipe.max_expert_cv, spread),
+            f": {recipe.max_expert_cv} and an ideal router's {spread:.4f} by chance on {tokens}, as variances add; the "
+            f"worst is layer {by_cv.layer + 1} of {len(layers)} with experts",
+        )
 
 
 def _items_of(evaluation: Artifact[Evaluation], other: Artifact[Evaluation], name: str) -> list[Item]:

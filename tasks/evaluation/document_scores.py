@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from infra.step import Output, Progress
-from tasks.evaluation.engine import Engine, document_token_ids
+from tasks.evaluation.engine import Engine, ScoringEngine, document_token_ids
 from tasks.evaluation.items import Item
 from tasks.evaluation.scored_text import scored_text
 from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from model.generation.generation import InProcessEngine
 
 WINDOWS_PER_REPORT = 64
 """Number of windows that the engine is given between two progress reports."""
@@ -52,15 +50,15 @@ def score_documents(
 
 
 def score_far_texts(
-    engine: InProcessEngine, tokenizer: Tokenizer, questions: Sequence[Question], output: Output
+    engine: ScoringEngine, tokenizer: Tokenizer, questions: Sequence[Question], max_tokens: int, output: Output
 ) -> Iterator[Item]:
     """One item per question: what comes after its text, which a phase with shorter rows has read at no position. Where
-    another tokenizer than that of the suite makes both too long for the model, the text loses its beginning."""
+    both have more than `max_tokens`, as by another tokenizer than that of the suite, the text loses its beginning."""
     output.report(Progress(0, len(questions), "documents", "scoring text far from its document's beginning"))
     pairs = []
     for question in questions:
         scored = tokenizer.encode(question.answer, add_special_tokens=False).ids
-        room = engine.model.recipe.max_position_embeddings + 1 - len(scored)
+        room = max_tokens - len(scored)
         pairs.append((document_token_ids(tokenizer, question.text)[-room:], scored))
     for question, score in zip(questions, engine.score_continuations(pairs), strict=True):
         yield _scored(question, score.log_probability, len(question.answer.encode()))

@@ -2,7 +2,8 @@
 
 Problems are asked as text and as conversations. In: a trained checkpoint (hf/ with tokenizer.json) and a suite. Out:
 items.parquet, one row per item, sorted by item id, and experts.parquet, routed tokens of the documents per layer and
-expert. Gates read only these. The whole model is on one device; threads are fixed, algorithms deterministic.
+expert. Gates read only these. The whole model is on one device, threads are fixed and algorithms deterministic; or a
+server computes it (evaluation.recipe.rollouts), of which no experts and no drafts are known.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from infra.step import Artifact, Output, Record, step
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.evaluation.choice_scores import score_choices
 from tasks.evaluation.document_scores import score_documents, score_far_texts
-from tasks.evaluation.engine import load_engine, load_tokenizer, reproducible_arithmetic
+from tasks.evaluation.engine import load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, measure_expert_use, write_expert_use
 from tasks.evaluation.generated_answers import accepted_drafts, answer_chats, continue_problems
 from tasks.evaluation.intervals import Interval, share_interval
@@ -45,6 +46,7 @@ from tasks.evaluation.items import (
     text_once,
     write_items,
 )
+from tasks.evaluation.open_engine import open_engine
 from tasks.evaluation.played_tasks import play_tasks
 from tasks.evaluation.suite import Question, read_suite
 
@@ -73,7 +75,7 @@ class Evaluation(Record):
     is not finite."""
     draft_acceptance: float | None = None
     """Share of the MTP layer's drafts that the trunk chose too, in greedy continuations of held-out documents; None for
-    a model without that layer."""
+    a model without that layer, and where a server computed."""
     arithmetic_accuracy: float
     """Share of the verified problems that were continued rightly as plain text."""
     pass_at_1: float
@@ -100,7 +102,7 @@ class Evaluation(Record):
     """Standard deviation of each sampled figure between runs that differ only in the seeds, from the spread of the
     samples_per_problem answers to each item; figures of greedy answers and of likelihoods have none."""
     expert_load: tuple[float, ...] = ()
-    """The most used expert over the mean on the documents, per layer with experts."""
+    """The most used expert over the mean on the documents, per layer with experts; empty where a server computed."""
     expert_cv: tuple[float, ...] = ()
     """Coefficient of variation of the experts' loads, likewise."""
     num_dead_experts: tuple[int, ...] = ()
@@ -119,28 +121,28 @@ def evaluate_checkpoint(
     resources: EvaluationResources,
     output: Output,
 ) -> Evaluation:
-    """A model that yields NaN is evaluated like any other: the gate refuses it."""
-    checkpoint_dir, version = checkpoint.directory("hf"), checkpoint.digest
+    """A model that yields NaN is evaluated like any other, and the gate refuses it. Of a server such an answer raises
+    EngineError, as do answers of other weights, and a server that stays away."""
+    from model.formats.hf_checkpoint import read_config
+    from model.generation.generation import InProcessEngine
+
+    checkpoint_dir, normalised = checkpoint.directory("hf"), None
     tokenizer = load_tokenizer(checkpoint_dir / "tokenizer.json")
     questions = read_suite(suite.path("suite.parquet"))
-    normalised = None
     documents = _of_kind(questions, DOCUMENT)
     with reproducible_arithmetic(recipe.num_threads):
-        engine = load_engine(
-            checkpoint_dir,
-            weights_version=version,
-            batch_sequences=resources.batch_sequences,
-            device=resources.device,
-            dtype=recipe.dtype,
-        )
-        items = [*score_documents(engine, tokenizer, documents, recipe.sequence_length, output)]
-        experts = measure_expert_use(
-            engine, tokenizer, documents, recipe.sequence_length, resources.batch_sequences, output
-        )
-        worked = _of_kind(questions, WORKED)
-        items += score_documents(engine, tokenizer, worked, recipe.sequence_length, output)
-        items += score_far_texts(engine, tokenizer, _of_kind(questions, FAR), output)
-        drafts = accepted_drafts(engine, tokenizer, documents, version, output)
+        engine = open_engine(checkpoint, recipe.rollouts, recipe.dtype, resources)
+        version, length = engine.weights_version, recipe.sequence_length
+        items = [*score_documents(engine, tokenizer, documents, length, output)]
+        # A server reads a whole row and continues it by a token; our engine does not read a row's last one.
+        positions = read_config(checkpoint_dir).max_position_embeddings
+        max_tokens, experts, drafts = positions - 1, list[ExpertUse](), None
+        if isinstance(engine, InProcessEngine):
+            max_tokens = positions + 1
+            experts = measure_expert_use(engine, tokenizer, documents, length, resources.batch_sequences, output)
+            drafts = accepted_drafts(engine, tokenizer, documents, version, output)
+        items += score_documents(engine, tokenizer, _of_kind(questions, WORKED), length, output)
+        items += score_far_texts(engine, tokenizer, _of_kind(questions, FAR), max_tokens, output)
         items += continue_problems(
             engine, tokenizer, _of_kind(questions, ARITHMETIC), recipe.max_new_tokens, version, output
         )
@@ -149,12 +151,12 @@ def evaluate_checkpoint(
         if recipe.tasks is not None:
             items += play_tasks(engine, tokenizer, _of_kind(questions, TASK), recipe, version, output)
         if choice_questions := _of_kind(questions, CHOICE):
-            scores = score_choices(engine, tokenizer, choice_questions, recipe.sequence_length, version, output)
+            scores = score_choices(engine, tokenizer, choice_questions, length, version, output)
             items += scores.items
             normalised = round(scores.normalised_accuracy, 6)
     write_items(output.path("items.parquet"), items)
     write_expert_use(output.path(EXPERTS_FILE), experts)
-    return _evaluation(items, experts, drafts, normalised, recipe.pass_k, suite.record.suite_digest, version)
+    return _evaluation(items, experts, drafts, normalised, recipe.pass_k, suite.record.suite_digest, checkpoint.digest)
 
 
 def _of_kind(questions: Sequence[Question], kind: str) -> list[Question]:

@@ -1,4 +1,5 @@
-"""The held-out documents that an evaluation may ask about: enough for its budget, whatever the size of the corpus.
+"""The held-out documents that an evaluation may ask about: enough for its budget, whatever the size of the corpus; and
+the held-out conversations where a run prepares no documents.
 
 Executors read the parts. Of each domain they give the documents whose hash is below a bound, as many as the budget can
 need: the driver holds about CHARS_PER_TOKEN characters per token of it. Where all fit, all are given.
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from infra.machine.spark import spark_session
 from tasks.data.records.document_files import read_documents
-from tasks.data.records.documents import NUM_HASHES, REPOSITORY, TEST, document_id
+from tasks.data.records.documents import CHAT, NUM_HASHES, REPOSITORY, TEST, VALIDATION, document_id
 from tasks.evaluation.choice_questions import order_hash
 from tasks.evaluation.intervals import MIN_ITEMS
-from tasks.evaluation.items import FAR
+from tasks.evaluation.items import DOCUMENT, FAR
+from tasks.evaluation.scored_text import scored_text
 from tasks.evaluation.suite import Question
 
 if TYPE_CHECKING:
@@ -100,3 +102,42 @@ def choose_far_texts(
             context, scored = row["text"][:start], row["text"][start:end]
             questions[unit] = Question(f"{FAR}/{row['id']}", FAR, row["domain"], unit, context, scored)
     return list(questions.values())
+
+
+def held_out_chats(
+    files: list[StoredFile], recipe: EvaluationRecipe, resources: SparkResources
+) -> list[dict[str, str]]:
+    """id, domain, text and unit of conversations of side `validation`, in the order of their hash; text is the JSON of
+    messages and tools. Those of more than max_document_chars are left out: half a conversation is none."""
+    from pyspark.sql import functions as F
+
+    columns = ("id", "source", "offset", "messages", "tools", "split")
+    chats = read_documents(spark_session(resources), files, resources, *columns).where(F.col("split") == VALIDATION)
+    text = F.concat(F.lit('{"messages":'), "messages", F.lit(',"tools":'), "tools", F.lit("}")).alias("text")
+    whole = chats.select("id", "source", "offset", F.lit(CHAT).alias("domain"), text)
+    return chosen_rows(whole.where(F.char_length("text") <= recipe.max_document_chars), recipe)
+
+
+def choose_chats(
+    rows: list[dict[str, str]], tokenizer: Tokenizer, recipe: EvaluationRecipe
+) -> tuple[list[Question], int]:
+    """The conversations of smallest hash that the token budget holds, and their tokens. Raises ValueError where it is
+    too few for any gate."""
+    chosen: list[Question] = []
+    num_tokens = 0
+    for row in rows:
+        question = Question(f"{DOCUMENT}/{row['id']}", DOCUMENT, CHAT, row["unit"], row["text"], "")
+        scored = scored_text(tokenizer, question)
+        if num_tokens + len(scored.token_ids) > recipe.max_document_tokens:
+            break
+        if scored.num_bytes:
+            chosen.append(question)
+            num_tokens += len(scored.token_ids)
+    if len(chosen) < MIN_ITEMS:
+        raise ValueError(
+            f"{len(chosen)} held-out conversations can be asked, a gate decides by at least {MIN_ITEMS}: raise "
+            f"data.recipe.chats.validation_share, or bring more; of {len(rows)} with at most "
+            f"evaluation.recipe.max_document_chars ({recipe.max_document_chars}) characters, max_document_tokens "
+            f"({recipe.max_document_tokens}) holds these"
+        )
+    return chosen, num_tokens

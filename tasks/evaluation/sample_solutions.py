@@ -23,15 +23,16 @@ from tasks.data.environments.environments import OPENERS
 from tasks.data.prompts.verifiers import verify_answers
 from tasks.data.records.documents import CHAT_COLUMNS, TRAIN, document_id
 from tasks.data.seeds.verify_solutions import write_rows
-from tasks.evaluation.engine import end_token_ids, load_engine, load_tokenizer, reproducible_arithmetic
+from tasks.evaluation.engine import end_token_ids, load_tokenizer, reproducible_arithmetic
 from tasks.evaluation.intervals import PassAtK, best_of_k
+from tasks.evaluation.open_engine import open_engine
 from tasks.training.policy.episode_messages import conversation
 from tasks.training.policy.prompt_difficulty import SOLVED_FILE
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from configs.schema import SolutionRecipe, SolutionResources
+    from configs.schema import EvaluationResources, SolutionRecipe
     from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
     from tasks.training.policy.episodes import Episode
     from tasks.training.policy.prompts import Prompt
@@ -93,7 +94,7 @@ def sample_solutions(
     checkpoint: Artifact[TrainedCheckpoint] | None = None,
     prompts: Artifact[DecontaminatedDocuments],
     recipe: SolutionRecipe,
-    resources: SolutionResources,
+    resources: EvaluationResources,
     output: Output,
     **experts: Artifact[TrainedCheckpoint],
 ) -> SampledSolutions:
@@ -162,36 +163,18 @@ def _solve(
     solving: Solving,
     checkpoint: Artifact[TrainedCheckpoint],
     asked: Sequence[Prompt],
-    resources: SolutionResources,
+    resources: EvaluationResources,
     output: Output,
 ) -> None:
     """Ask a model all of its prompts; its weights are in memory only until it has answered."""
     recipe = solving.recipe
     with reproducible_arithmetic(recipe.num_threads):
-        engine = _open_engine(recipe, checkpoint, resources)
+        engine = open_engine(checkpoint, recipe.objective.rollouts, recipe.dtype, resources)
         size = min(PROMPTS_PER_BLOCK, ANSWERS_PER_BLOCK // recipe.objective.samples_per_prompt)
         for start in range(0, len(asked), size):
             output.report(Progress(start, len(asked), "prompts", f"{solving.phase} is sampling answers"))
             solving.solve(engine, asked[start : start + size], start)
     solving.leave_out_shortest(recipe.objective.dropped_shortest_share)
-
-
-def _open_engine(
-    recipe: SolutionRecipe, checkpoint: Artifact[TrainedCheckpoint], resources: SolutionResources
-) -> RolloutEngine:
-    weights_dir, kind = checkpoint.directory("hf"), recipe.objective.rollouts
-    if kind != "in_process":
-        from tasks.training.policy.served_engine import ServedEngine
-
-        version = f"{checkpoint.record.phase}-{checkpoint.digest[:12]}"
-        return ServedEngine(kind, resources.rollout_server, weights_dir, version)
-    return load_engine(
-        weights_dir,
-        weights_version=checkpoint.digest,
-        batch_sequences=resources.batch_sequences,
-        device=resources.device,
-        dtype=recipe.dtype,
-    )
 
 
 def _domain_solutions(solved: Sequence[Mapping[str, Any]], num_samples: int) -> tuple[DomainSolutions, ...]:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from infra.step import Artifact, Output, Record, step
 from tasks.evaluation.choice_questions import order_hash, questions_from_documents, questions_from_files
 from tasks.evaluation.engine import load_tokenizer
-from tasks.evaluation.held_out_chats import choose_chats, held_out_chats
-from tasks.evaluation.held_out_documents import choose_far_texts, held_out_documents
+from tasks.evaluation.held_out_documents import choose_chats, choose_far_texts, held_out_chats, held_out_documents
 from tasks.evaluation.intervals import MIN_ITEMS
 from tasks.evaluation.items import ARITHMETIC, CHAT_PROBLEM, DOCUMENT, TASK, WORKED, suite_digest
 from tasks.evaluation.safety_questions import choose_requests

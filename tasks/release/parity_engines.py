@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.release.served_scoring import CONTEXT_MARGIN, ServedScorer
+from tasks.training.policy.rollout_connection import TokenScore
+from tasks.training.policy.vllm_rollouts import read_prompt_scores
 
 if TYPE_CHECKING:
     from configs.schema import ServingResources
@@ -21,13 +23,6 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 600.0
 """Limit of the one request to vLLM, which holds all rows."""
-
-
-class TokenScore(NamedTuple):
-    """An engine's view of one token after those before it."""
-
-    log_probability: float
-    is_greedy: bool
 
 
 class Row(NamedTuple):
@@ -79,28 +74,28 @@ def llama_scores(
 
 
 def vllm_scores(hf_dir: Path, rows: Sequence[Row], log_path: Path) -> list[list[TokenScore]]:
-    """vLLM's server on loopback, in float32. It reports the log-probability and the rank of a prompt's tokens, so our
-    continuation is given as a part of the prompt. Raises RuntimeError where the program is not on this machine, and
-    for an answer without them."""
+    """vLLM's server on loopback, in float32. It reports the log-probabilities of a prompt's tokens and of the best
+    ones, so our continuation is given as a part of the prompt. Raises RuntimeError where the program is not on this
+    machine, and for an answer without them."""
     from infra.serving.vllm_program import running_vllm, vllm_program
 
     program = vllm_program()
     if program is None:
         raise RuntimeError("vllm was on PATH where this run was started, and is not here: put it on PATH here too")
     longest = max(len(row.prompt_ids) + len(row.token_ids) for row in rows)
-    asked = {"prompt": [[*row.prompt_ids, *row.token_ids] for row in rows], "max_tokens": 1, "temperature": 0}
+    given = [[*row.prompt_ids, *row.token_ids] for row in rows]
+    asked = {"prompt": given, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
     with running_vllm(program, hf_dir, longest + CONTEXT_MARGIN, log_path) as server:
-        choices = _post(f"{server.url}/v1/completions", {**asked, "prompt_logprobs": 1})["choices"]
+        choices = _post(f"{server.url}/v1/completions", asked)["choices"]
     if len(choices) != len(rows):
         raise RuntimeError(f"vllm answered {len(choices)} of {len(rows)} prompts: its log is {log_path}")
-    return [_reported_scores(row, choice["prompt_logprobs"]) for row, choice in zip(rows, choices, strict=True)]
-
-
-def _reported_scores(row: Row, reported: Sequence[dict[str, Any]]) -> list[TokenScore]:
-    """Of each position of a prompt vLLM reports its token and the best one, by id."""
-    continued = zip(reported[len(row.prompt_ids) :], row.token_ids, strict=True)
-    entries = [entry[str(token_id)] for entry, token_id in continued]
-    return [TokenScore(entry["logprob"], entry["rank"] == 1) for entry in entries]
+    scores = []
+    for number, (row, whole, choice) in enumerate(zip(rows, given, choices, strict=True)):
+        read = read_prompt_scores(f"answer {number} of vllm", whole, choice["prompt_logprobs"])
+        if len(read) != len(whole) - 1:
+            raise RuntimeError(f"vllm scored {len(read)} of {len(whole) - 1} tokens of a row: its log is {log_path}")
+        scores.append(read[len(row.prompt_ids) - 1 :])
+    return scores
 
 
 def _post(url: str, body: dict[str, Any]) -> Any:

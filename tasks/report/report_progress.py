@@ -42,7 +42,8 @@ def validation_curves(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], sp
 
 
 def experts_table(phases: ReportedPhases) -> str:
-    """Per phase and layer how evenly validation text was spread, from the stored evaluations."""
+    """Per phase and layer how evenly validation text was spread, from the stored evaluations; nothing where none
+    counted, as by a server."""
     columns = ("phase", "layer with experts", "busiest / mean", "coefficient of variation", "experts without a token")
     rows = [
         (phase.name, number, Figure(f"{load:.2f}"), Figure(f"{cv:.3f}"), dead)
@@ -50,8 +51,8 @@ def experts_table(phases: ReportedPhases) -> str:
         for number, (load, cv, dead) in enumerate(_layers(phase.evaluation.record), 1)
     ]
     note = (
-        "Routed tokens of validation text; the gate holds the worst layer to its two bounds (S0: within 5 % at "
-        "full scale)."
+        "Routed tokens of validation text; the gate holds the worst layer to its two bounds, where it has them (S0: "
+        "within 5 % at full scale). Phases that a server evaluated are not here: it counts none."
     )
     return heading("Experts on validation text") + table(columns, rows) + paragraph(note, "soft") if rows else ""
 

@@ -537,7 +537,7 @@ def as_layers(counts, num_tokens):
 
 @pytest.mark.parametrize("num_tokens", [32_768, 131_072, 20_000_000])
 def test_an_ideal_router_of_fulls_shape_passes_in_every_trial(decide, num_tokens):
-    gate = load_scale("full").phases[0].recipe.gate
+    gate = load_scale("recipes/s0_355b_muon").phases[0].recipe.gate
     assert (gate.max_expert_load, gate.max_expert_cv) == (1.05, 0.05)
     recipe = GATE.model_copy(update={"max_expert_load": gate.max_expert_load, "max_expert_cv": gate.max_expert_cv})
     worst = []
@@ -598,6 +598,21 @@ def test_the_loads_of_a_layer_may_vary_so_much(decide, counts, accepted):
     assert use.cv == pytest.approx((sum((count - mean) ** 2 for count in counts) / len(counts)) ** 0.5 / mean)
     decision = decide(items_of(), experts=[use], recipe=GATE.model_copy(update={"max_expert_load": 2.0}))
     assert decision.record.accepted == accepted == (use.cv <= 0.6)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "judged"),
+    [
+        ({"max_expert_load": None}, {"expert_cv"}),
+        ({"max_expert_cv": None}, {"expert_load"}),
+        ({"max_expert_load": None, "max_expert_cv": None}, set()),
+    ],
+)
+def test_a_bound_that_is_null_is_not_judged(decide, bounds, judged):
+    use = ExpertUse(0, (20_000_000, 0, 0, 0), 20_000_000)
+    decision = decide(items_of(), experts=[use], recipe=GATE.model_copy(update=bounds))
+    assert refused_by(decision) == {(figure, "") for figure in judged}
+    assert {bound.figure for bound in decision.record.bounds if bound.figure.startswith("expert")} == judged
 
 
 def test_a_model_without_experts_is_not_judged_by_them(decide):

@@ -15,7 +15,7 @@ from infra.storage.open_store import open_store
 from model.text.chat_template import encode, render_to_train
 from tasks.evaluation.document_scores import score_documents
 from tasks.evaluation.engine import load_engine, load_tokenizer
-from tasks.evaluation.held_out_chats import choose_chats, held_out_chats
+from tasks.evaluation.held_out_documents import choose_chats, held_out_chats
 from tests.support.data_inputs import RESOURCES
 from tests.support.evaluation_fakes import RECIPE, checkpoint, toy_tokenizer
 from tests.support.toy_steps import local_output

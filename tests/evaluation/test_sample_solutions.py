@@ -21,7 +21,6 @@ from configs.schema import (
     RejectionSamplingObjective,
     Scale,
     SolutionRecipe,
-    SolutionResources,
 )
 from flows.solution_rules import refuse_too_few_solutions
 from infra.step import Output, step
@@ -94,14 +93,14 @@ def tuned(inputs):
 
 def sample(inputs, checkpoint, recipe=RECIPE, answers=ANSWERS, batch_sequences=32, domains=(), server="", **calls):
     """Answers of `checkpoint`, or of experts that `calls` name."""
-    resources = EVALUATION_RESOURCES.model_dump() | {"batch_sequences": batch_sequences, "rollout_server": server}
+    resources = {"batch_sequences": batch_sequences, "rollout_server": server}
     return compute(
         inputs.store,
         sample_solutions,
         checkpoint=checkpoint,
         prompts=compute(inputs.store, write_toy_prompts, recipe=PromptAnswers(answers=answers, domains=domains)),
         recipe=recipe,
-        resources=SolutionResources.model_validate(resources),
+        resources=EVALUATION_RESOURCES.model_copy(update=resources),
         **calls,
     )
 

@@ -180,7 +180,7 @@ def test_a_mistake_is_one_sentence_and_a_store_that_a_node_does_not_see_has_its_
 def test_evaluation_conversion_and_reference_as_jobs_by_ssh_equal_those_of_this_process(store, tmp_path):
     model, suite, shown = checkpoint(store, "trained"), evaluation_suite(store), []
     with nodes("ssh", tmp_path / "ssh") as (_, job):
-        resources = EvaluationResources(**job.model_dump(), batch_sequences=4)
+        resources = EvaluationResources(**job.model_dump(), batch_sequences=4, rollout_server="")
         calls = [
             (evaluate_checkpoint, {"checkpoint": model, "suite": suite, "recipe": RECIPE, "resources": resources}),
             (convert_to_gguf, {"checkpoint": model, "recipe": RELEASE}),
@@ -204,7 +204,7 @@ def test_evaluation_conversion_and_reference_as_jobs_by_ssh_equal_those_of_this_
 def test_an_evaluation_that_loses_its_node_runs_again_and_has_the_digest_of_this_process(launcher, store, tmp_path):
     model, suite = checkpoint(store, "trained"), evaluation_suite(store)
     with nodes(launcher, tmp_path / launcher) as (cluster, job):
-        resources = EvaluationResources(**job.model_dump(), batch_sequences=4)
+        resources = EvaluationResources(**job.model_dump(), batch_sequences=4, rollout_server="")
         given = {"checkpoint": model, "suite": suite, "recipe": RECIPE, "resources": resources}
         inputs = {"checkpoint": model, "suite": suite}
         work_dir = store.home.work_dir(step_key(evaluate_checkpoint.identity(RECIPE, inputs)))

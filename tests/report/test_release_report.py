@@ -26,6 +26,7 @@ from tasks.report.report_evaluation import DRAWN, evaluation_section
 from tasks.report.report_inputs import ReportedPhases, ReportedRewardModel
 from tasks.report.report_lineage import named_stages, time_section
 from tasks.report.report_page import Section, page, table
+from tasks.report.report_progress import experts_table
 from tasks.report.report_solutions import solutions_section
 from tasks.report.report_training import _loads, _reward_parts, training_section
 from tasks.report.trend_page import trend_run
@@ -457,6 +458,21 @@ def test_expert_load_is_drawn_where_only_a_later_phase_has_logged_some(store):
     logs = [[{"step": 1, "tokens": 50}], [{"step": 1, "tokens": 50, "expert_load_0": 1.5, "expert_load_1": 2.5}]]
     drawn = _loads(list(zip(phases, spans, logs, strict=True)), spans)
     assert drawn is not None and "layer 1 1.50, layer 2 2.50" in drawn[1]
+
+
+def test_a_phase_that_a_server_evaluated_has_no_row_of_experts(store):
+    reported = reported_phases(store, ("pretrain_general", "sft"))
+    uncounted = {"expert_load": (), "expert_cv": (), "num_dead_experts": (), "draft_acceptance": None}
+    general, tuned = (
+        replace(
+            phase, evaluation=replace(phase.evaluation, record=phase.evaluation.record.model_copy(update=uncounted))
+        )
+        for phase in reported.phases
+    )
+    counted, mixed = reported.phases[1], replace(reported, phases=(general, reported.phases[1]))
+    assert {row[0] for row in Cells(experts_table(mixed)).rows[1:]} == {counted.name}
+    served = replace(reported, phases=(general, tuned))
+    assert experts_table(served) == "" and "Experts on validation text" not in training_section(served)
 
 
 def test_the_loss_of_a_pair_is_called_no_cross_entropy_and_a_reward_model_is_counted(store, data):

@@ -55,6 +55,7 @@ RECIPE = EvaluationRecipe(
     ),
     dtype="float32",
     num_threads=1,
+    rollouts="in_process",
 )
 EVALUATION_RESOURCES = load_scale("micro").evaluation.resources
 BENCHMARK = [
@@ -68,6 +69,7 @@ BENCHMARK = [
 
 class ToyCheckpoint(Record):
     name: str
+    phase: str = "toy"
     is_chat_trained: bool = True
 
 

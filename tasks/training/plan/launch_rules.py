@@ -6,9 +6,15 @@ Each refusal names the fix.
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from urllib.parse import urlsplit
 
-from configs.schema import JobResources, PolicyObjective, SolutionObjective, TrainingRecipe, TrainingResources
+from configs.schema import (
+    JobResources,
+    PolicyObjective,
+    SolutionObjective,
+    TrainingRecipe,
+    TrainingResources,
+    unserved_rollouts,
+)
 from tasks.training.plan.topology import impossible_topology
 from tasks.training.plan.worlds import refuse_no_smaller_world
 
@@ -45,9 +51,10 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
     reasons += incomplete_queue(resources)
     if isinstance(recipe.objective, PolicyObjective):
         reasons += untrainable_policy(recipe, resources)
-        reasons += unserved_rollouts(recipe.objective, resources)
+        reasons += unserved_rollouts(recipe.objective.rollouts, resources.rollout_server)
+        reasons += unknown_routes(recipe.objective)
     elif isinstance(recipe.objective, SolutionObjective):
-        reasons += unserved_rollouts(recipe.objective, resources)
+        reasons += unserved_rollouts(recipe.objective.rollouts, resources.rollout_server)
     if resources.micro_batch_tokens and not isinstance(recipe.objective, PolicyObjective):
         reasons.append(
             f"micro_batch_tokens {resources.micro_batch_tokens} with objective {recipe.objective.kind}, whose rows are "
@@ -104,17 +111,11 @@ def untrainable_policy(recipe: TrainingRecipe, resources: TrainingResources) -> 
     return [*reasons, *mtp]
 
 
-def unserved_rollouts(objective: PolicyObjective | SolutionObjective, resources: TrainingResources) -> list[str]:
-    """Every reason against who is to sample the answers."""
-    server = resources.rollout_server
-    if objective.rollouts == "in_process":
-        return [f"rollout_server is {server} with rollouts in_process: empty it, or set rollouts"] if server else []
-    reasons = []
-    if urlsplit(server).scheme not in ("http", "https"):
-        reasons.append(f"rollouts {objective.rollouts} need a server, rollout_server is {server!r}: set it to its URL")
-    if isinstance(objective, PolicyObjective) and objective.routes != "ignore":
-        reasons.append(f"rollouts {objective.rollouts} bring no routes, routes is {objective.routes}: set it to ignore")
-    return reasons
+def unknown_routes(objective: PolicyObjective) -> list[str]:
+    """The reason against training with the routes of answers that a server samples."""
+    if objective.rollouts == "in_process" or objective.routes == "ignore":
+        return []
+    return [f"rollouts {objective.rollouts} bring no routes, routes is {objective.routes}: set it to ignore"]
 
 
 def untrainable_pairs(recipe: TrainingRecipe) -> list[str]:

@@ -79,10 +79,18 @@ def plan_training(
 
 
 def _describe_evaluation(scale: Scale) -> str:
-    """What every phase's evaluation needs: no axis divides it."""
-    dtype, device = scale.evaluation.recipe.dtype, scale.evaluation.resources.device
-    weights = (2 if dtype == "bfloat16" else 4) * count_parameters(scale.model.recipe).total
-    return f"has one whole model on one device ({device}) after each phase: {size(weights)} of weights in {dtype}"
+    """What every phase's evaluation needs: no axis divides it, and a server answers only a part of it."""
+    recipe, resources, suite = scale.evaluation.recipe, scale.evaluation.resources, scale.evaluation.suite
+    weights = (2 if recipe.dtype == "bfloat16" else 4) * count_parameters(scale.model.recipe).total
+    whole = f"one whole model on one device ({resources.device})"
+    sizes = f"{size(weights)} of weights in {recipe.dtype}"
+    if recipe.rollouts == "in_process":
+        return f"has {whole} after each phase: {sizes}"
+    asked = f"is asked of {resources.rollout_server} by {recipe.rollouts} after each phase; no device here holds it all"
+    scored = [phase.name for phase in scale.phases if phase.recipe.reads_pairs]
+    alone = [f"the preference pairs of {', '.join(scored)}"] if scored else []
+    alone += [f"the suite {suite.name}"] if suite else []
+    return f"{asked}; {' and '.join(alone)} still need {whole}: {sizes}" if alone else asked
 
 
 def _describe_suite(scale: Scale) -> str:

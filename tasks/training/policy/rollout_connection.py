@@ -1,4 +1,4 @@
-"""Asks a server that samples answers, and what such a server answers. Runs in ranks."""
+"""Asks a server that samples answers and scores rows, and what such a server answers. Runs in ranks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from model.generation.generation import Sampling
 
 ANSWER_SECONDS = 3600.0
 """Limit of one request."""
 MAX_SEED = 2**31
+ONE_TOKEN, ONE_DRAW = Sampling(1, 1.0), (0.0,)
+"""By which a row that is scored is continued; at temperature 1 every server reports the model's own probabilities."""
 AWAY = (ConnectionError, http.client.HTTPException, TimeoutError)
 """What a connection raises whose other end is gone."""
 STARTING = 503
@@ -48,6 +50,24 @@ class ServerAnswer:
     """Of the weights that sampled it; several where they changed meanwhile."""
 
 
+class TokenScore(NamedTuple):
+    """An engine's view of one token after those before it."""
+
+    log_probability: float
+    is_greedy: bool
+    """Whether no token is more likely there."""
+
+
+@dataclass(frozen=True)
+class ServerScores:
+    """What a server says of the tokens of one row."""
+
+    tokens: list[TokenScore]
+    """Of every token after the first, at temperature 1."""
+    weights_version: str
+    """As of an answer."""
+
+
 class RolloutProtocol(Protocol):
     """How a kind of server is given weights and asked."""
 
@@ -65,6 +85,11 @@ class RolloutProtocol(Protocol):
     ) -> list[ServerAnswer]:
         """Continue each prompt by as many tokens at most as it has draws; the first seeds the server's own. Raises
         EngineError, and one of AWAY."""
+        ...
+
+    def score(self, connection: ServerConnection, rows: Sequence[Sequence[int]]) -> list[ServerScores]:
+        """Log-probability of every token of each row after the first. Servers score what they are about to continue:
+        each row is continued by one token, which nobody reads. Raises EngineError, and one of AWAY."""
         ...
 
 

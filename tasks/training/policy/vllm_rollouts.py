@@ -14,10 +14,14 @@ from typing import Any
 
 from model.generation.generation import Sampling
 from tasks.training.policy.rollout_connection import (
+    ONE_DRAW,
+    ONE_TOKEN,
     EngineError,
     RefusedRequestError,
     ServerAnswer,
     ServerConnection,
+    ServerScores,
+    TokenScore,
     server_seed,
 )
 
@@ -47,13 +51,42 @@ class VllmProtocol:
         sampling: Sampling,
         draws: Sequence[Sequence[float]],
     ) -> list[ServerAnswer]:
-        bodies = [
-            {"token_ids": list(prompt), "sampling_params": _parameters(sampling, own)}
-            for prompt, own in zip(prompts, draws, strict=True)
-        ]
-        with ThreadPoolExecutor(min(len(bodies), MAX_REQUESTS)) as requests:
-            answers = list(requests.map(lambda body: _ask(connection, "/inference/v1/generate", body), bodies))
+        answers = _generate(connection, prompts, [_parameters(sampling, own) for own in draws])
         return [_read(connection, number, answer) for number, answer in enumerate(answers)]
+
+    def score(self, connection: ServerConnection, rows: Sequence[Sequence[int]]) -> list[ServerScores]:
+        wanted = _parameters(ONE_TOKEN, ONE_DRAW) | {"prompt_logprobs": 1}
+        answers, scores = _generate(connection, rows, [wanted] * len(rows)), []
+        for number, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+            version = _read(connection, number, answer).weights_version
+            tokens = read_prompt_scores(f"answer {number} of {connection.url}", row, answer.get("prompt_logprobs"))
+            scores.append(ServerScores(tokens, version))
+        return scores
+
+
+def read_prompt_scores(named: str, row: Sequence[int], reported: Any) -> list[TokenScore]:
+    """Of the tokens of a row after the first what vLLM reports as `prompt_logprobs`: by position the row's token and
+    the most likely one, by id. Raises EngineError, which begins with `named`, where it does not."""
+    try:
+        tokens = []
+        for token_id, entry in zip(row[1:], reported[1:], strict=False):
+            value = float(entry[str(token_id)]["logprob"])
+            tokens.append(TokenScore(value, value >= max(float(each["logprob"]) for each in entry.values())))
+        return tokens
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EngineError(
+            f"{named} has no prompt_logprobs of its row's tokens ({error!r}): use a server of vLLM, 0.32 or later"
+        ) from error
+
+
+def _generate(
+    connection: ServerConnection, prompts: Sequence[Sequence[int]], parameters: Sequence[dict[str, Any]]
+) -> list[Any]:
+    bodies = [
+        {"token_ids": list(prompt), "sampling_params": own} for prompt, own in zip(prompts, parameters, strict=True)
+    ]
+    with ThreadPoolExecutor(min(len(bodies), MAX_REQUESTS)) as requests:
+        return list(requests.map(lambda body: _ask(connection, "/inference/v1/generate", body), bodies))
 
 
 def _ask(connection: ServerConnection, path: str, body: dict[str, Any]) -> Any:

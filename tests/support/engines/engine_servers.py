@@ -82,6 +82,14 @@ class EngineServer(ABC):
         made = self.engine.generate([prompt], sampling, self.engine.weights_version)
         return made.token_ids[0], made.sampled_log_probabilities[0]
 
+    def scores(self, row: list[int]) -> list[tuple[float, float, int]]:
+        """Of every token after the first its log-probability, and that of the most likely token with its id."""
+        with torch.no_grad():
+            scores_TV = self.engine.model(torch.tensor([row])).logits_BTV[0].float().log_softmax(-1)
+        best_values, best_ids = (each.tolist() for each in scores_TV[:-1].max(-1))
+        own = scores_TV[:-1].gather(1, torch.tensor(row[1:])[:, None])[:, 0].tolist()
+        return list(zip(own, best_values, best_ids, strict=True))
+
     @abstractmethod
     def answer(self, path: str, body: dict[str, Any]) -> Any: ...
 
@@ -93,9 +101,19 @@ class SglangServer(EngineServer):
             self.versions.append(body["weight_version"])
             return {"success": True, "message": ""}
         assert path == "/generate" and body["return_logprob"], path
-        return self.spoil(
-            [self._continued(*asked) for asked in zip(body["input_ids"], body["sampling_params"], strict=True)]
-        )
+        answers = [self._continued(*asked) for asked in zip(body["input_ids"], body["sampling_params"], strict=True)]
+        if "logprob_start_len" in body:
+            assert (body["logprob_start_len"], body["top_logprobs_num"]) == (0, 1), body
+            for row, answer in zip(body["input_ids"], answers, strict=True):
+                scores = self.scores(row)
+                answer["meta_info"] |= {
+                    "input_token_logprobs": [
+                        [value, token_id, None]
+                        for value, token_id in zip([None, *(own for own, _, _ in scores)], row, strict=True)
+                    ],
+                    "input_top_logprobs": [None, *([[best, best_id, None]] for _, best, best_id in scores)],
+                }
+        return self.spoil(answers)
 
     def _continued(self, prompt: list[int], asked: dict[str, Any]) -> dict[str, Any]:
         sampling = Sampling(
@@ -145,18 +163,18 @@ class VllmServer(EngineServer):
         span = {"version": self.engine.weights_version, "start": 0, "end": len(token_ids)}
         choice = {"index": 0, "finish_reason": "length" if len(token_ids) == asked["max_tokens"] else "stop"}
         choice |= {"token_ids": token_ids, "logprobs": {"content": content}, "weight_versions": [span]}
-        return {"request_id": "r", "choices": [choice]}
+        reported = self._scores(prompt) if "prompt_logprobs" in asked else None
+        return {"request_id": "r", "choices": [choice], "prompt_logprobs": reported}
 
     def _scores(self, row: list[int]) -> list[Any]:
-        """Of each token but the first its log-probability and its rank."""
-        with torch.no_grad():
-            scores_TV = self.engine.model(torch.tensor([row])).logits_BTV[0].float().log_softmax(-1)
-        reported: list[Any] = [None]
-        for position, token_id in enumerate(row[1:]):
-            value = scores_TV[position, token_id]
-            rank = int((scores_TV[position] > value).sum()) + 1
-            reported.append({str(token_id): {"logprob": float(value), "rank": rank}})
-        return reported
+        """Of each token but the first its log-probability and the most likely token's, by their ids."""
+        return [
+            None,
+            *(
+                {str(best_id): {"logprob": best}} | {str(token_id): {"logprob": own}}
+                for token_id, (own, best, best_id) in zip(row[1:], self.scores(row), strict=True)
+            ),
+        ]
 
 
 def free_port() -> int:

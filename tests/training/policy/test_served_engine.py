@@ -145,6 +145,124 @@ def test_an_answer_that_cannot_be_trained_on_is_refused(kind, server, hf_dirs, s
         ServedEngine(kind, server.url, hf_dirs[1][0], "rl-2").generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
 
 
+ROWS = [[5, 6, 7, 8, 9], [8, 9], [3, 30, 31, 7, 7, 2]]
+
+
+def test_rows_are_scored_as_our_engine_scores_them(kind, server, hf_dirs):
+    hf_dir, model = hf_dirs[1]
+    served = ServedEngine(kind, server.url, hf_dir, "rl-2")
+    own = InProcessEngine(model, weights_version="own", batch_sequences=1)
+    for ours, theirs in zip(own.score(ROWS), served.score(ROWS), strict=True):
+        assert theirs == pytest.approx(ours, abs=1e-5)
+    greedy = own.generate(PROMPTS, Sampling(3), "own").token_ids
+    pairs = [*zip(PROMPTS, greedy, strict=True), *((row[:2], row[2:]) for row in ROWS if len(row) > 2)]
+    wanted = own.score_continuations(pairs)
+    scores = served.score_continuations(pairs)
+    assert [score.is_greedy for score in scores] == [score.is_greedy for score in wanted]
+    assert {score.is_greedy for score in scores} == {True, False}
+    assert [score.log_probability for score in scores] == pytest.approx(
+        [score.log_probability for score in wanted], abs=1e-5
+    )
+    assert server.versions == [STARTED, "rl-2"] and served.score([]) == [] and served.score_continuations([]) == []
+
+
+def test_greedy_answers_are_our_engines_with_log_probabilities_of_the_model_itself(kind, server, hf_dirs):
+    hf_dir, model = hf_dirs[1]
+    own = InProcessEngine(model, weights_version="rl-2", batch_sequences=1)
+    ours = own.generate(PROMPTS, Sampling(5), "rl-2")
+    made = ServedEngine(kind, server.url, hf_dir, "rl-2").generate(PROMPTS, Sampling(5), "rl-2")
+    assert made.token_ids == ours.token_ids
+    for values, wanted in zip(made.log_probabilities, ours.log_probabilities, strict=True):
+        assert values == pytest.approx(wanted, abs=1e-5)
+
+
+def test_draws_that_nobody_gives_are_those_of_the_sampling(kind, server, hf_dirs):
+    engine = ServedEngine(kind, server.url, hf_dirs[1][0], "rl-2")
+    made = engine.generate(PROMPTS, SAMPLING, "rl-2")
+    assert made.token_ids == engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS).token_ids
+    assert all(math.isnan(value) for row in made.log_probabilities for value in row), "unknown at temperature 0.8"
+
+
+def spoilt_scores(**about):
+    """SGLang's answers whose second one says something else of its row."""
+
+    def spoil(answers):
+        answers[1]["meta_info"].update(about)
+        return answers
+
+    return spoil
+
+
+def of_prompt(change):
+    """vLLM's answers, each with something else about its row."""
+    return lambda answer: answer | {"prompt_logprobs": change(answer["prompt_logprobs"])}
+
+
+def without_a_number(reported):
+    return [reported[0], {name: {"logprob": math.nan} for name in reported[1]}, *reported[2:]]
+
+
+SCORED_ROW = [[None, 8, None], [-1.0, 9, None]]
+TOP = [None, [[-0.5, 4, None]]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "message"),
+    [
+        ("sglang", spoilt_scores(weight_version="rl-1"), "answer 1 of .* was sampled by weights rl-1, not rl-2"),
+        ("sglang", spoilt_scores(input_token_logprobs=None), "answer 1 of .* has no input_token_logprobs of its row"),
+        (
+            "sglang",
+            spoilt_scores(input_token_logprobs=SCORED_ROW[:1], input_top_logprobs=TOP[:1]),
+            "answer 1 of .* has the log-probabilities of 0 tokens of its row, which has 1 after its first",
+        ),
+        ("sglang", spoilt_scores(input_top_logprobs=[None, None]), "answer 1 of .* with input_top_logprobs"),
+        (
+            "sglang",
+            spoilt_scores(input_token_logprobs=[SCORED_ROW[0], [-1.0, 7, None]]),
+            "answer 1 of .*token 1 is 9, 7 was scored",
+        ),
+        (
+            "sglang",
+            spoilt_scores(input_token_logprobs=[SCORED_ROW[0], [math.nan, 9, None]], input_top_logprobs=TOP),
+            "answer 1 of .* has a log-probability of its row that is no number",
+        ),
+        ("sglang", lambda answers: answers[:2], "gave 2 answers to 3 prompts"),
+        ("vllm", spans("rl-1"), "answer 0 of .* was sampled by weights rl-1, not rl-2"),
+        ("vllm", of_prompt(lambda reported: None), "answer 0 of .* has no prompt_logprobs of its row's tokens"),
+        (
+            "vllm",
+            of_prompt(lambda reported: reported[:-1]),
+            "answer 0 of .* has the log-probabilities of 3 tokens of its row, which has 4 after its first",
+        ),
+        (
+            "vllm",
+            of_prompt(lambda reported: [None, {"1": {"logprob": -1.0}}, *reported[2:]]),
+            "answer 0 of .* has no prompt_logprobs of its row's tokens .KeyError.'6'",
+        ),
+        ("vllm", of_prompt(without_a_number), "answer 0 of .* has a log-probability of its row that is no number"),
+        ("vllm", choice(weight_versions=None), "answer 0 of .* has no token_ids with logprobs and weight_versions"),
+    ],
+)
+def test_scores_that_do_not_fit_their_row_are_refused(kind, server, hf_dirs, spoil, message):
+    server.spoil = spoil
+    engine = ServedEngine(kind, server.url, hf_dirs[1][0], "rl-2")
+    with pytest.raises(EngineError, match=message):
+        engine.score(ROWS)
+    with pytest.raises(EngineError, match=message):
+        engine.score_continuations([(row[:1], row[1:]) for row in ROWS])
+
+
+def test_a_server_that_was_started_again_scores_by_the_given_weights(kind, server, hf_dirs):
+    engine = ServedEngine(kind, server.url, hf_dirs[1][0], "rl-2")
+    scores = engine.score(ROWS)
+    server.stop()
+    other = SERVERS[kind](hf_dirs[0][0], server.port)
+    again = engine.score(ROWS)
+    other.stop()
+    assert other.versions == [STARTED, "rl-2"] and again == scores
+
+
 def test_a_server_that_dies_gets_the_weights_and_the_prompts_again(kind, server, hf_dirs):
     hf_dir, _ = hf_dirs[1]
     engine = ServedEngine(kind, server.url, hf_dir, "rl-2")

@@ -10,7 +10,7 @@ import torch
 
 from infra.child_process import free_port
 from model.formats.hf_checkpoint import load_model
-from model.generation.generation import Sampling, sampling_draws
+from model.generation.generation import InProcessEngine, Sampling, sampling_draws
 from tasks.training.policy.rollout_connection import EngineError
 from tasks.training.policy.served_engine import ServedEngine
 from tests.support.engines.real_vllm import REAL_VLLM, SERVABLE, real_vllm, save_servable
@@ -78,3 +78,23 @@ def test_vllm_answers_by_the_weights_that_it_is_given_and_is_waited_for(temperat
     with real_vllm(dirs[0], tmp_path / "second.log", port=port, rollouts=True):
         asking.join(600)
     assert again and again[0].token_ids == made["b"].token_ids
+
+
+def test_vllm_scores_rows_as_our_engine_does(tmp_path):
+    dirs = [tmp_path / name for name in ("first", "second")]
+    for seed, hf_dir in enumerate(dirs):
+        save_servable(random_model(SERVABLE, seed=seed, std=0.1), hf_dir)
+    own = InProcessEngine(load_model(dirs[1]), weights_version="b", batch_sequences=1)
+    greedy = own.generate(PROMPTS, Sampling(4), "b").token_ids
+    pairs = [*zip(PROMPTS, greedy, strict=True)]
+    rows = [[*prompt, *token_ids] for prompt, token_ids in pairs]
+    with real_vllm(dirs[0], tmp_path / "vllm.log", rollouts=True) as server:
+        engine = ServedEngine("vllm", server.url, dirs[1], "b")
+        scores, continuations = engine.score(rows), engine.score_continuations(pairs)
+    for values, wanted in zip(scores, own.score(rows), strict=True):
+        assert values == pytest.approx(wanted, abs=BOUND)
+    wanted = own.score_continuations(pairs)
+    for ours, theirs in zip(wanted, continuations, strict=True):
+        assert theirs.log_probability == pytest.approx(ours.log_probability, abs=4 * BOUND)
+    # Rounding may decide between two tokens.
+    assert sum(ours.is_greedy == theirs.is_greedy for ours, theirs in zip(wanted, continuations, strict=True)) >= 23
