@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infra.home import Home
 from infra.servers.recorded_servers import ServerUrls, ended_servers, log_path, read_recorded, read_servers_file
@@ -22,12 +22,9 @@ WORKER_QUERY_SECONDS = 3
 """Seconds between two questions of the worker for requested runs; the server is on the same machine."""
 
 
-def set_environment(home: Home, prefect_url: str, mlflow_url: str, *, is_private: bool = False) -> None:
-    """Set the variables that Prefect and MLflow read when they are imported. Flow runs on private servers send no
-    heartbeats: what watches these ends with the run, and every flow would wait up to a second for its last one."""
+def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
+    """Set the variables that Prefect and MLflow read when they are imported."""
     os.environ.update(TELEMETRY_OFF)
-    if not is_private:
-        os.environ["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = str(HEARTBEAT_SECONDS)
     os.environ.update(
         {
             "GLM46_HOME": str(home.root),
@@ -35,6 +32,7 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str, *, is_private
             API_URL: f"{prefect_url}/api",
             SERVER_HOME: str(home.root),
             CLIENT_VARIABLE: api_password(home),
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
             "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_SECONDS),
             # The stage log writes to the terminal, Prefect's log to its UI.
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
@@ -69,20 +67,28 @@ def run_pipeline(
     """Call the flow `glm46` on servers that answer; returns its RunOutcome. Raises what the failed stage raised."""
 
     def load_flow(servers: ServerUrls) -> None:
-        set_environment(home, servers.prefect, servers.mlflow, is_private=servers != read_servers_file(home))
+        set_environment(home, servers.prefect, servers.mlflow)
         logging.raiseExceptions = False  # Prefect writes into the terminal's lines that its server takes no log
         import mlflow  # noqa: F401
 
         import flows.full_pipeline  # noqa: F401
 
     with running_servers(home, print, load_flow) as servers:
+        from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
         from flows.cli.silent_runs import crash_dead_runs, lost_its_process
         from flows.full_pipeline import full_pipeline
 
-        if servers != read_servers_file(home):  # private: of earlier runs on these databases only a worker's may live
+        is_private = servers != read_servers_file(home)
+        if is_private:  # of earlier runs on these databases only a worker's may live
             crash_dead_runs(lambda flow_run: not flow_run.infrastructure_pid or lost_its_process(flow_run))
+        # What watches heartbeats ends with private servers, and each flow would wait up to a second for its last one.
+        changed: dict[Any, None] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if is_private else {}
         try:
-            return full_pipeline(scale=scale, store=store, data=data, from_stage=from_stage, start=start, until=until)
+            with temporary_settings(changed):
+                return full_pipeline(
+                    scale=scale, store=store, data=data, from_stage=from_stage, start=start, until=until
+                )
         except Exception as error:
             _blame_servers(home, servers, error)
             raise

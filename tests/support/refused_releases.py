@@ -715,7 +715,7 @@ def main() -> None:
     home = open_home()
     with running_servers(home, print) as servers:
         record(home, servers)
-        set_environment(home, servers.prefect, servers.mlflow, is_private=True)
+        set_environment(home, servers.prefect, servers.mlflow)
         store, scale = open_store(None, home), home.root / "refused.yaml"
         WEIGHTS.update({name: checkpoint(store, name) for name in ("trained", "random")})
         asked = {"suite": evaluation_suite(store), "recipe": RECIPE, "resources": EVALUATION_RESOURCES}
