@@ -19,7 +19,7 @@ from configs.schema import served_gguf_type
 from infra.step import Artifact, Output, Progress, Record, digest_of, step
 from tasks.evaluation.engine import load_tokenizer, reproducible_arithmetic
 from tasks.release.generate_reference import NUM_THREADS, ReferenceAnswer
-from tasks.release.parity_engines import Row, TokenScore, llama_scores, transformers_scores, vllm_scores
+from tasks.release.parity_engines import Row, llama_scores, transformers_scores, vllm_scores
 from tasks.release.served_requests import calls_of_file
 from tasks.release.served_scoring import FILLER
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from configs.schema import ReleaseRecipe, ServingResources
     from tasks.release.convert_to_gguf import GgufFiles
     from tasks.release.generate_reference import Reference
+    from tasks.training.policy.rollout_connection import TokenScore
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 TRANSFORMERS, LLAMA, VLLM = "transformers", "llama.cpp", "vllm"

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.release.served_scoring import CONTEXT_MARGIN, ServedScorer
-from tasks.training.policy.rollout_connection import TokenScore
-from tasks.training.policy.vllm_rollouts import read_prompt_scores
 
 if TYPE_CHECKING:
     from configs.schema import ServingResources
+    from tasks.training.policy.rollout_connection import TokenScore
 
 
 ANSWER_SECONDS = 600.0
@@ -37,6 +36,8 @@ def transformers_scores(hf_dir: Path, rows: Sequence[Row]) -> list[list[TokenSco
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
+
+    from tasks.training.policy.rollout_connection import TokenScore
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it names each tensor of the MTP layer, which it does not read
@@ -63,6 +64,7 @@ def llama_scores(
 ) -> list[list[TokenScore]]:
     """llama.cpp's server on loopback, one request per token (tasks/release/served_scoring.py)."""
     from infra.serving.model_server import running_model_server
+    from tasks.training.policy.rollout_connection import TokenScore
 
     longest = max(len(row.prompt_ids) + len(row.token_ids) for row in rows)
     private = resources.model_copy(update={"port": 0, "context_length": longest + CONTEXT_MARGIN})
@@ -78,6 +80,7 @@ def vllm_scores(hf_dir: Path, rows: Sequence[Row], log_path: Path) -> list[list[
     ones, so our continuation is given as a part of the prompt. Raises RuntimeError where the program is not on this
     machine, and for an answer without them."""
     from infra.serving.vllm_program import running_vllm, vllm_program
+    from tasks.training.policy.vllm_rollouts import read_prompt_scores
 
     program = vllm_program()
     if program is None:
