@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ SUFFIX = ".found.json"
 """In place of .pyc."""
 FINDERS = ("code_digest.py", "source_files.py", "parsed_sources.py")
 """Modules beside this one whose code decides what is found."""
+FOUND_BY = sys.version.encode() + b"".join(Path(__file__).with_name(name).read_bytes() for name in FINDERS)
+"""Read with the code: an update while this process runs must not take what it finds for its own."""
 
 
 def found_once(path: Path, contents: Sequence[bytes], find: Callable[[], Any]) -> Any:
@@ -42,13 +43,7 @@ def found_once(path: Path, contents: Sequence[bytes], find: Callable[[], Any]) -
 
 
 def _key(contents: Sequence[bytes]) -> str:
-    digest = hashlib.sha256(_finders())
+    digest = hashlib.sha256(FOUND_BY)
     for content in contents:
         digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
-
-
-@cache
-def _finders() -> bytes:
-    codes = [Path(__file__).with_name(name).read_bytes() for name in FINDERS]
-    return sys.version.encode() + b"".join(hashlib.sha256(code).digest() for code in codes)
