@@ -50,8 +50,9 @@ class ModelOutput(NamedTuple):
     expert_counts_LE: Tensor
     """Routed copies per expert, int64; rows follow the trunk's MoE layers, then the MTP layer's where it ran."""
     logits_BTV: Tensor | None
-    log_probabilities_BT: Tensor | None = None
-    """Of the targets, float32, where these were to be scored; there are no losses then."""
+    target_scores_BT: Tensor | None = None
+    """Where targets were to be scored: their log-probabilities, of a scalar head its values; float32. There are no
+    losses then."""
 
 
 class LayersOutput(NamedTuple):
@@ -167,7 +168,7 @@ class Glm4Moe(nn.Module):
 
         `target_weights_BT` weighs the next token's cross-entropy per position and `temperature` divides its logits: a
         policy gradient is that of the distribution the answers were sampled from. Neither touches the MTP loss.
-        `scores_targets` gives the targets' log-probabilities in place of losses.
+        `scores_targets` gives the targets' log-probabilities in place of losses, or the values of a scalar head.
         `segment_ids_BT` (document number per position) keeps attention inside documents and takes MTP targets of
         another document out of the loss; `max_documents` bounds how many runs of one number its rows have.
         `mtp_segment_ids_BT` does only the latter, for rows whose attention runs over document ends as in
@@ -219,7 +220,11 @@ class Glm4Moe(nn.Module):
         """Losses from the trunk's layers and the embeddings, as in `forward`; a pipeline's last stage begins here."""
         hidden_BTD = self.model.norm(trunk.hidden_BTD)
         if scores_targets:
-            scored_BT = self.lm_head(hidden_BTD / temperature, target_ids_BT, scores_targets=True)
+            scored_BT = (
+                self.score.values(hidden_BTD)
+                if self.is_scored
+                else self.lm_head(hidden_BTD / temperature, target_ids_BT, scores_targets=True)
+            )
             return ModelOutput(None, self.stack_counts(trunk.counts), None, scored_BT)
         if values is not None:
             lm = clipped_value_loss(self.score, hidden_BTD, target_ids_BT, values)

@@ -1,6 +1,6 @@
 """The value loss of a critic: a scalar head says at each position what the answer is worth from its next token on."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from torch import Tensor
 
@@ -17,6 +17,10 @@ class ValueTargets(NamedTuple):
     """The critic's values before the first update on these answers."""
     clip: float
     """How far a value may move from those, and still lower the loss."""
+
+    def at(self, positions: slice) -> Self:
+        """Those of some positions of all rows."""
+        return self._replace(returns_BT=self.returns_BT[:, positions], values_BT=self.values_BT[:, positions])
 
 
 def clipped_value_loss(head: ScoreHead, hidden_BTD: Tensor, target_ids_BT: Tensor, values: ValueTargets) -> Tensor:

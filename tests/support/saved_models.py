@@ -23,7 +23,8 @@ def save_checkpoint(
     """Write the model as a checkpoint directory and return the file names; config.json carries the model's own
     rope_theta."""
     recipe = model.recipe.model_copy(update={"rope_theta": model.rope_theta})
-    config = config_dict(recipe, dtype=dtype, eos_token_ids=eos_token_ids, pad_token_id=pad_token_id)
+    ends = {"eos_token_ids": eos_token_ids, "pad_token_id": pad_token_id}
+    config = config_dict(recipe, dtype=dtype, is_scored=model.is_scored, **ends)
     tensors, shapes = to_checkpoint_tensors(model.state_dict()), checkpoint_shapes(model)
     return write_checkpoint(
         tensors.__getitem__, shapes, config, checkpoint_dir, dtype=dtype, max_shard_bytes=max_shard_bytes

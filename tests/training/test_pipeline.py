@@ -54,7 +54,7 @@ def compare_stages(rank, num_ranks, cases):
         recompute_activations(model, resources.recompute, resources.recompute_every_layers)
         own_optimizer, alone = build_any_optimizer(model, optimizer), build_any_optimizer(reference, optimizer)
         engine = initialize(PipelineStage(model, ranks), own_optimizer, ranks, resources)
-        trainable = Trainable(engine, model, own_optimizer, ranks)
+        trainable = Trainable(engine, model, ranks, own_optimizer)
         for step in range(num_steps):
             batches = micro_batches(6, 24, is_segmented=step % 2 == 0, seed=SEED + step, num_gaps=5)
             expected = step_alone(reference, alone, batches)

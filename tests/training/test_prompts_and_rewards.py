@@ -146,14 +146,14 @@ def test_the_reward_is_the_weighted_sum_of_its_parts_and_all_are_kept():
     texts = ("5<|user|>", "6<|user|>", "5", "<|user|>")
     written = [WrittenAnswer(text, text.endswith("|>")) for text in texts]
     objective = objective_with(verified=1.0, format=0.5, length=0.25)
-    rewards = reward_answers([prompt] * 4, written, [2, 3, 4, 1], None, objective)
+    rewards = reward_answers([prompt] * 4, written, [2, 3, 4, 1], objective)
     assert [reward.verified for reward in rewards] == [1.0, 0.0, 0.0, 0.0]
     assert [reward.format for reward in rewards] == [1.0, 1.0, 0.0, 0.0]
     assert [reward.length for reward in rewards] == [0.0, -0.5, -1.0, 0.0]
     assert [reward.total for reward in rewards] == [1.5, 0.375, -0.25, 0.0]
     metrics = {"pass_rate": 0.25, "reward_format": 0.5, "reward_length": -0.375, "unverified": 0.0}
     assert reward_metrics(rewards) == metrics
-    only = reward_answers([prompt] * 4, written, [2, 3, 4, 1], None, objective_with(verified=1.0))
+    only = reward_answers([prompt] * 4, written, [2, 3, 4, 1], objective_with(verified=1.0))
     assert [(each.total, math.copysign(1, each.total)) for each in only] == [(1.0, 1), *[(0.0, 1)] * 3]
     assert reward_metrics(only) == metrics, "the parts do not depend on what they weigh"
 

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import torch.distributed as dist
-
 from configs.files.block_reader import BlockReader
 from configs.schema import PolicyObjective, PpoObjective
 from model.architecture.adapters import without_adapters
@@ -20,19 +18,19 @@ from model.generation.generation import InProcessEngine
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.packing.packed_rows import PackedRows
 from tasks.training.loop.batches import Rows, read_micro_batches, refuse_foreign_tokens
+from tasks.training.loop.frozen_models import open_frozen, score_answers
 from tasks.training.loop.pair_data import PairData
 from tasks.training.loop.prefetch import Prefetcher
 from tasks.training.parallel.control import on_first_rank
 from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.sequence_parallel import own_parts
-from tasks.training.parallel.trainable import Trainable
+from tasks.training.parallel.trainable import DividedModel, Trainable
 from tasks.training.plan.answer_batches import answers_at_once
 from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, target_log_probabilities
 from tasks.training.policy.critic import Estimates, estimate_advantages, token_values
-from tasks.training.policy.divided_likelihood import divided_log_probabilities
+from tasks.training.policy.divided_passes import score_targets
 from tasks.training.policy.dynamic_temperature import step_temperature
 from tasks.training.policy.episodes import episode_metrics
-from tasks.training.policy.frozen_models import open_frozen, score_answers
 from tasks.training.policy.policy import policy_updates, refuse_mismatch
 from tasks.training.policy.prompt_order import PromptOrder
 from tasks.training.policy.prompts import Prompt
@@ -41,6 +39,7 @@ from tasks.training.policy.rollouts import (
     SAMPLING_PARTS,
     Rollout,
     RolloutEngine,
+    add_scores,
     describe_groups,
     policy_model,
     sample_answers,
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from configs.schema import TrainingRecipe
-    from model.architecture.transformer import Glm4Moe
     from tasks.training.parallel.ranks import Ranks
 
 LOGGED_GROUPS = 2
@@ -148,13 +146,11 @@ class PolicyData:
         self.prompts = PromptOrder(Path(job.prompts_path), self.tokenizer, job.recipe, solved_path)
         self.comparison: RouteComparison | None = None
         """Of the routes before a step's first update, while these are computed."""
-        self.critic = self.reference = self.reward_model = None
-        if trainable.critic is not None:
-            self.critic = trainable.critic.model
-            if job.recipe.adapter.kind == "none":
-                self.reference = open_frozen(job.reference_dir or job.start_weights_dir, self.dtype, trainable.device)
-        if job.reward_model_dir and (self.objective.rollouts == "in_process" or dist.get_rank() == 0):
-            self.reward_model = open_frozen(job.reward_model_dir, self.dtype, trainable.device, is_scored=True)
+        self.reference = self.reward_model = None
+        if trainable.critic is not None and job.recipe.adapter.kind == "none":
+            self.reference = open_frozen(job, job.reference_dir or job.start_weights_dir, trainable.ranks)
+        if job.reward_model_dir:
+            self.reward_model = open_frozen(job, job.reward_model_dir, trainable.ranks, is_scored=True)
 
     def read(self, plan: StepPlan, position: Position) -> StepData:
         size, step = self.objective.samples_per_prompt, position.step + 1
@@ -170,7 +166,7 @@ class PolicyData:
             self.objective,
             self.num_sequences,
             device,
-            None if self.critic is None else self._critique,
+            None if self.trainable.critic is None else self._critique,
             self.ranks,
             parts.tensor.size * parts.context.size,
             self.job.resources.micro_batch_tokens * parts.context.size,
@@ -186,7 +182,8 @@ class PolicyData:
         updates.metrics.update(episode_metrics(played), **seconds, refilled_groups=float(refilled.total()))
         updates.metrics["temperature"] = self.objective.temperature
         described = describe_groups(rollouts, size, LOGGED_GROUPS, step)
-        return StepData(first, later, updates.critic, updates.metrics, described, dict(refilled))
+        critic = [own_parts(update, parts) for update in updates.critic]
+        return StepData(first, later, critic, updates.metrics, described, dict(refilled))
 
     def _own_parts(self, update: Callable[[], list[MicroBatch]]) -> list[MicroBatch]:
         return own_parts(update(), self.trainable.ranks)
@@ -209,15 +206,16 @@ class PolicyData:
         recipe = self.job.recipe.model_copy(update={"objective": self.objective})
 
         def answer(prompts: Sequence[Prompt], first_group: int) -> list[Rollout]:
-            score = None if self.reward_model is None else self._score
             eos, step = self.job.eos_token_ids, position.step + 1
-            return sample_answers(engine, self.tokenizer, prompts, recipe, eos, step, score, first_group, seconds)
+            return sample_answers(engine, self.tokenizer, prompts, recipe, eos, step, first_group, seconds)
 
         def sample(prompts: Sequence[Prompt], first_group: int) -> list[Rollout]:
             if isinstance(engine, ServedEngine):
-                return on_first_rank(lambda: answer(prompts, first_group))
-            share = share_of(len(prompts), self.ranks)
-            return gather(answer(prompts[share], first_group + share.start), self.ranks)
+                rollouts = on_first_rank(lambda: answer(prompts, first_group))
+            else:
+                share = share_of(len(prompts), self.ranks)
+                rollouts = gather(answer(prompts[share], first_group + share.start), self.ranks)
+            return rollouts if self.reward_model is None else self._scored(rollouts, position.step + 1, seconds)
 
         def further(domains: Sequence[str]) -> list[Prompt]:
             prompts = self.prompts.further((plan.first_row + plan.num_rows) // size, domains, refilled)
@@ -239,31 +237,45 @@ class PolicyData:
         version = f"{self.job.recipe.phase}-{work_dir.name[:12]}-{step}"
         return ServedEngine(self.objective.rollouts, self.job.resources.rollout_server, hf_dir, version)
 
-    def _log_probabilities(self, rows: AnswerRows) -> Tensor:
-        if self.trainable.is_divided:
-            return divided_log_probabilities(self.trainable, rows, self.objective.temperature, self.num_sequences)
-        return self._likelihood(policy_model(self.model, self.dtype), rows, self.comparison)
+    def _scored(self, rollouts: Sequence[Rollout], step: int, seconds: dict[str, float]) -> list[Rollout]:
+        """With the reward model's scores; all ranks call it with the same answers. Adds what it took to `seconds`."""
+        assert self.reward_model is not None, self.job.reward_model_dir
+        started, rows = time.perf_counter(), [rollout.row for rollout in rollouts]
+        scores = score_answers(self.reward_model, rows, self.num_sequences, self.job.resources.micro_batch_tokens)
+        seconds["reward_seconds"] += time.perf_counter() - started
+        return add_scores(rollouts, scores, self.objective, step)
 
-    def _likelihood(self, model: Glm4Moe, rows: AnswerRows, comparison: RouteComparison | None = None) -> Tensor:
+    def _log_probabilities(self, rows: AnswerRows) -> Tensor:
+        return self._likelihood(self.trainable, rows, self.comparison)
+
+    def _likelihood(self, divided: DividedModel, rows: AnswerRows, comparison: RouteComparison | None = None) -> Tensor:
+        """log p(target), (B, T), at the temperature of the sampling."""
         temperature = self.objective.temperature
+        if divided.is_divided:
+            return score_targets(divided, rows, temperature, self.num_sequences)
+        model = policy_model(divided.model, self.dtype)
         return compute_rows(
             lambda own: target_log_probabilities(model, own, temperature, self.num_sequences, comparison),
             rows,
             self.ranks,
         )
 
-    def _score(self, sequences: Sequence[list[int]]) -> list[float]:
-        assert self.reward_model is not None, self.job.reward_model_dir
-        return score_answers(self.reward_model, sequences, self.num_sequences)
+    def _values(self, critic: DividedModel, rows: AnswerRows) -> Tensor:
+        if critic.is_divided:
+            return score_targets(critic, rows, 1.0, self.num_sequences)
+        model = policy_model(critic.model, self.dtype)
+        return compute_rows(lambda own: token_values(model, own, self.num_sequences), rows, self.ranks)
 
     def _critique(self, rows: AnswerRows, trainer_BT: Tensor, rewards_B: Tensor) -> Estimates:
         assert isinstance(self.objective, PpoObjective), self.objective
-        assert self.critic is not None, self.objective
-        critic = policy_model(self.critic, self.dtype)
-        values_BT = compute_rows(lambda own: token_values(critic, own, self.num_sequences), rows, self.ranks)
-        reference = self.reference or policy_model(self.model, self.dtype)  # with an adapter: the frozen weights
-        with without_adapters(reference):
-            reference_BT = self._likelihood(reference, replace(rows, replays=False))
+        assert self.trainable.critic is not None, self.objective
+        rows = replace(rows, replays=False)
+        values_BT = self._values(self.trainable.critic, rows)
+        if self.reference is not None:
+            reference_BT = self._likelihood(self.reference, rows)
+        else:
+            with without_adapters(self.model):
+                reference_BT = self._likelihood(self.trainable, rows)
         return estimate_advantages(rows, rewards_B, values_BT, trainer_BT, reference_BT, self.objective)
 
     def describe(self, plan: StepPlan, position: Position) -> list[dict[str, object]]:

@@ -168,7 +168,7 @@ def build_trainable(
         leave_out_own_norm(engine)
     assert engine.device is not None
     optimizer.orthogonalize = WholeMatrices(optimizer, pieces_of(engine, model, ranks), ranks, engine.device)
-    return Trainable(engine, model, optimizer, ranks)
+    return Trainable(engine, model, ranks, optimizer)
 
 
 def restore_state(job: TrainingJob, trainable: Trainable, shapes: dict[str, torch.Size]) -> Position:

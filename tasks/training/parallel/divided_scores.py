@@ -1,13 +1,14 @@
-"""The scalar head of a reward model whose rows' positions are divided among context and tensor ranks.
+"""The scalar head of a reward model or critic whose rows' positions are divided among context and tensor ranks.
 
-The rank that holds a row's last token scores the row, and all ranks of the row get the score. The head is whole on each
-of them.
+The rank that holds a row's last token scores the row, and all ranks of the row get the score. Values of all positions
+go to the tensor ranks, which have the targets of the same positions. The head is whole on each of them.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from model.architecture.preferences import ScoreHead
 from model.architecture.transformer import Glm4Moe
@@ -23,8 +24,7 @@ def divide_scores(model: Glm4Moe, ranks: Ranks) -> None:
 
 
 class DividedScoreHead(ScoreHead):
-    """Turns hidden states of this rank's equal slice of the positions into the scores of whole rows, the same on every
-    rank."""
+    """Turns hidden states of this rank's equal slice of the positions into scores."""
 
     def __init__(self, weight: nn.Parameter, context: Axis, tensor: Axis) -> None:
         super().__init__(weight.shape[1])
@@ -32,8 +32,8 @@ class DividedScoreHead(ScoreHead):
         self.context, self.tensor = context, tensor
 
     def forward(self, hidden_BTD: Tensor, last_B: Tensor) -> Tensor:
-        """The gradient is that of the rows whose last token is in this slice: among tensor ranks it is the whole one,
-        among context ranks its mean is a part of it (`mean_over_parts`)."""
+        """Of whole rows, the same on every rank. The gradient is that of the rows whose last token is in this slice:
+        among tensor ranks it is the whole one, among context ranks its mean is a part of it (`mean_over_parts`)."""
         size = hidden_BTD.shape[1]
         own_B = last_B - size * (self.context.rank * self.tensor.size + self.tensor.rank)
         is_own_B = (own_B >= 0) & (own_B < size)
@@ -43,3 +43,12 @@ class DividedScoreHead(ScoreHead):
             if axis.size > 1:
                 scores_B = sum_values(scores_B, axis)
         return scores_B
+
+    def values(self, hidden_BTD: Tensor) -> Tensor:
+        """At the positions of this context rank, the same on its tensor ranks. The gradient is that of this slice."""
+        own_BT = super().values(hidden_BTD)
+        if self.tensor.size == 1:
+            return own_BT
+        size = own_BT.shape[1]
+        before = self.tensor.rank * size
+        return sum_values(pad(own_BT, (before, (self.tensor.size - 1) * size - before)), self.tensor)

@@ -32,7 +32,7 @@ class MicroBatch:
     temperature: float = 1.0
     """Divides the logits; where the targets were sampled, it is the temperature of the sampling."""
     scores_targets: bool = False
-    """Whether a pass gives the targets' log-probabilities in place of losses."""
+    """Whether a pass gives the targets' log-probabilities, or a scalar head's values, in place of losses."""
     is_filler: bool = False
     """Nothing to learn from: it only keeps a rank with fewer rows in step with the others."""
 

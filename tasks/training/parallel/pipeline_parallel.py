@@ -27,7 +27,7 @@ from tasks.training.parallel.ranks import Ranks
 from tasks.training.plan.pipeline_stages import stage_layers
 
 if TYPE_CHECKING:
-    from tasks.training.parallel.trainable import Trainable
+    from tasks.training.parallel.trainable import DividedModel, Trainable
 
 
 class AbsentLayer(nn.Module):
@@ -49,8 +49,8 @@ class StageOutput(NamedTuple):
     """Of this stage's layers."""
     counts_LE: Tensor
     """Of this stage's layers with experts."""
-    log_probabilities_BT: Tensor | None = None
-    """On the last stage, of targets that were to be scored; there are no losses then."""
+    target_scores_BT: Tensor | None = None
+    """On the last stage, where targets were to be scored; there are no losses then."""
 
 
 def divide_stages(model: Glm4Moe, ranks: Ranks) -> None:
@@ -102,7 +102,7 @@ class PipelineStage(nn.Module):
             output = self.model.losses(trunk, hidden_BTD if embedded_BTD is None else embedded_BTD, **arguments)
             if output.losses is None:
                 zero = hidden_BTD.new_zeros(())
-                return StageOutput(None, None, None, None, zero, output.expert_counts_LE, output.log_probabilities_BT)
+                return StageOutput(None, None, None, None, zero, output.expert_counts_LE, output.target_scores_BT)
             return StageOutput(None, None, *output.losses, output.expert_counts_LE)
         balance = (
             torch.stack(trunk.balance).sum() * self.model.num_parts
@@ -147,15 +147,15 @@ class _Pipeline:
     """The passes of one step on one stage. Activations and gradients travel in a group each, in the order of the
     micro-batches."""
 
-    def __init__(self, trainable: Trainable) -> None:
-        self.trainable = trainable
-        is_cast = isinstance(trainable.engine.module, ComputeInBfloat16)
-        self.dtype = torch.bfloat16 if is_cast else next(trainable.model.parameters()).dtype
-        pipeline = trainable.ranks.pipeline
+    def __init__(self, divided: DividedModel) -> None:
+        self.divided = divided
+        is_cast = isinstance(divided.engine.module, ComputeInBfloat16)
+        self.dtype = torch.bfloat16 if is_cast else next(divided.model.parameters()).dtype
+        pipeline = divided.ranks.pipeline
         self.line, self.index = pipeline.ranks, pipeline.rank
-        self.down, self.up = pipeline.group, trainable.ranks.pipeline_back.group
+        self.down, self.up = pipeline.group, divided.ranks.pipeline_back.group
         self.is_first, self.is_last = self.index == 0, self.index == len(self.line) - 1
-        self.has_mtp = has_mtp(trainable.model)
+        self.has_mtp = has_mtp(divided.model)
         self.sent: list[tuple[dist.Work, Tensor]] = []
         """Messages under way with their buffers: a buffer must live until its message has left."""
 
@@ -166,7 +166,7 @@ class _Pipeline:
             for received in (hidden_BTD, embedded_BTD):
                 if received is not None:
                     received.requires_grad_()
-        output: StageOutput = self.trainable.engine(batch, hidden_BTD, embedded_BTD)
+        output: StageOutput = self.divided.engine(batch, hidden_BTD, embedded_BTD)
         if output.hidden_BTD is not None:
             self._send(output.hidden_BTD, self.index + 1, self.down)
         if output.embedded_BTD is not None:
@@ -179,7 +179,7 @@ class _Pipeline:
             terms.append(_Seed.apply(passing.output.hidden_BTD, self._receive(batch, self.index + 1, self.up)))
         if passing.output.embedded_BTD is not None:
             terms.append(_Seed.apply(passing.output.embedded_BTD, self._receive(batch, len(self.line) - 1, self.up)))
-        self.trainable.engine.backward(torch.stack(terms).sum())
+        self.divided.engine.backward(torch.stack(terms).sum())
         if passing.hidden_BTD is not None:
             self._send(_gradient(passing.hidden_BTD), self.index - 1, self.up)
         if passing.embedded_BTD is not None:
@@ -192,11 +192,11 @@ class _Pipeline:
         self.sent = []
 
     def _receive(self, batch: MicroBatch, index: int, group: dist.ProcessGroup | None) -> Tensor:
-        model = self.trainable.model
+        model = self.divided.model
         rows, positions = batch.token_ids_BT.shape
         # Tensor-parallel ranks hold slices of the positions between layers.
         shape = (rows, positions // model.num_slices, model.recipe.hidden_size)
-        tensor = torch.empty(shape, dtype=self.dtype, device=self.trainable.device)
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.divided.device)
         dist.recv(tensor, self.line[index], group)
         return tensor
 
@@ -262,15 +262,15 @@ def next_token_loss_in_stages(trainable: Trainable, batch: MicroBatch) -> Tensor
 
 
 @torch.no_grad()
-def log_probabilities_in_stages(trainable: Trainable, batch: MicroBatch) -> Tensor:
-    """Those of the targets of a micro-batch that scores them, on the last stage, 0 on the others."""
-    scored_BT = _forward_alone(trainable, batch).log_probabilities_BT
-    return torch.zeros(batch.target_ids_BT.shape, device=trainable.device) if scored_BT is None else scored_BT
+def target_scores_in_stages(model: DividedModel, batch: MicroBatch) -> Tensor:
+    """Of a micro-batch that scores its targets, on the last stage, 0 on the others."""
+    scored_BT = _forward_alone(model, batch).target_scores_BT
+    return torch.zeros(batch.target_ids_BT.shape, device=model.device) if scored_BT is None else scored_BT
 
 
-def _forward_alone(trainable: Trainable, batch: MicroBatch) -> StageOutput:
+def _forward_alone(model: DividedModel, batch: MicroBatch) -> StageOutput:
     """A forward pass without a backward pass."""
-    pipeline = _Pipeline(trainable)
+    pipeline = _Pipeline(model)
     _, _, output = pipeline.forward(batch)
     pipeline.finish()
     return output

@@ -72,6 +72,7 @@ def own_positions(batch: MicroBatch, ranks: Ranks) -> MicroBatch:
         token_ids_BT=batch.token_ids_BT[:, part],
         target_ids_BT=batch.target_ids_BT[:, part],
         weights_BT=None if batch.weights_BT is None else batch.weights_BT[:, part],
+        values=None if batch.values is None else batch.values.at(part),
         mtp_target_ids_BT=mtp_targets(batch.target_ids_BT, batch.segment_ids_BT)[:, part],
     )
 

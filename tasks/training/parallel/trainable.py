@@ -1,4 +1,4 @@
-"""Model and optimizer as they were built, with DeepSpeed's engine around them."""
+"""A model of which each rank may hold a part, with DeepSpeed's engine around it: alone, or with its optimizer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Trainable:
-    """Model and optimizer as they were built, and the engine around them."""
+class DividedModel:
+    """A model as it was built and divided, and the engine around it."""
 
     engine: DeepSpeedEngine
     model: Glm4Moe
-    optimizer: Muon
     ranks: Ranks
-    critic: Trainable | None = None
-    """The critic of the policy that this is; None for other objectives than PPO."""
 
     @property
     def is_divided(self) -> bool:
@@ -36,3 +33,12 @@ class Trainable:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+
+@dataclass(frozen=True)
+class Trainable(DividedModel):
+    """A model that is trained."""
+
+    optimizer: Muon
+    critic: Trainable | None = None
+    """The critic of the policy that this is; None for other objectives than PPO."""

@@ -90,24 +90,21 @@ def uncompiled_layers(recipe: TrainingRecipe, resources: TrainingResources) -> l
 
 
 def untrainable_policy(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
-    """Every reason against training a policy on these ranks: a divided model neither samples nor has a critic."""
+    """Every reason against training a policy on these ranks: a divided model does not sample."""
     objective = recipe.objective
     assert isinstance(objective, PolicyObjective), objective
-    kind, mtp = objective.kind, taught_mtp(recipe, "wrong answers as well as right ones")
-    if objective.rollouts != "in_process" and kind != "ppo":
+    mtp = taught_mtp(recipe, "wrong answers as well as right ones")
+    if objective.rollouts != "in_process":
         return mtp
-    why, instead = (
-        ("whose critic is not divided", "")
-        if kind == "ppo"
-        else ("whose answers each rank samples with the whole model", ", or rollouts to sglang or vllm")
-    )
+    why = f"cannot train {objective.kind}, whose answers each rank samples with the whole model"
+    instead = "or rollouts to sglang or vllm"
     reasons = [
-        f"{axis} {getattr(resources, axis)} cannot train {kind}, {why}: set {axis} to 1{instead}"
+        f"{axis} {getattr(resources, axis)} {why}: set {axis} to 1, {instead}"
         for axis in MODEL_AXES
         if getattr(resources, axis) > 1
     ]
     if resources.zero_stage == 3:
-        reasons.append(f"zero_stage 3 cannot train {kind}, {why}: set zero_stage to 2 or less{instead}")
+        reasons.append(f"zero_stage 3 {why}: set zero_stage to 2 or less, {instead}")
     return [*reasons, *mtp]
 
 

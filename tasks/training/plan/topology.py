@@ -34,6 +34,7 @@ def impossible_topology(recipe: TrainingRecipe, resources: TrainingResources) ->
         *_world(resources),
         *_model(recipe.model, resources),
         *_experts(recipe.model, resources),
+        *_scorer(recipe, resources),
         *_engine(resources),
         *_rows(recipe, resources, summarize_steps(recipe)),
     ]
@@ -105,6 +106,14 @@ def _experts(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
             f"no axis of its own, and must divide them: num_ranks must be a multiple of "
             f"{experts * resources.pipeline_parallel}"
         )
+
+
+def _scorer(recipe: TrainingRecipe, resources: TrainingResources) -> Iterator[str]:
+    """A critic and a reward model of an architecture of their own are divided as the policy is."""
+    if recipe.scorer is not None:
+        known = {*_model(recipe.model, resources), *_experts(recipe.model, resources)}
+        reasons = (*_model(recipe.scorer, resources), *_experts(recipe.scorer, resources))
+        yield from (f"of the reward model: {reason}" for reason in reasons if reason not in known)
 
 
 def _engine(resources: TrainingResources) -> Iterator[str]:

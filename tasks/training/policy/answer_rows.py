@@ -152,6 +152,26 @@ def lay_out(
     )
 
 
+def sequence_rows(
+    sequences: Sequence[Sequence[int]], device: torch.device, num_parts: int = 1, max_batch_tokens: int = 0
+) -> AnswerRows:
+    """One row per sequence, whole and without targets: a scalar head reads them."""
+    width = -(-max(len(sequence) for sequence in sequences) // num_parts) * num_parts
+    token_ids_BT = torch.zeros(len(sequences), width, dtype=torch.int64)
+    gaps_BT = torch.ones(len(sequences), width, dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        token_ids_BT[row, : len(sequence)] = torch.tensor(sequence)
+        gaps_BT[row, : len(sequence)] = False
+    return AnswerRows(
+        token_ids_BT.to(device),
+        torch.full_like(token_ids_BT, IGNORED, device=device),
+        torch.zeros(token_ids_BT.shape, device=device),
+        gaps_BT=gaps_BT.to(device) if gaps_BT.any() else None,
+        num_parts=num_parts,
+        max_batch_tokens=max_batch_tokens,
+    )
+
+
 def _lay_out_routes(routes: Sequence[Tensor | None], width: int, device: torch.device) -> Tensor | None:
     kept = [each for each in routes if each is not None]
     if not kept:

@@ -46,9 +46,10 @@ def estimate_advantages(
     reference_BT: Tensor,
     objective: PpoObjective,
 ) -> Estimates:
-    """From the answers' rewards, the critic's values of their tokens, and the log-probabilities of these under the
-    weights before the step and under the reference."""
+    """From the answers' rewards, the critic's values at every position, and the log-probabilities of the targets under
+    the weights before the step and under the reference."""
     is_answer_BT = rows.is_answer_BT
+    values_BT = values_BT * is_answer_BT
     log_ratio_BT = (trainer_BT - reference_BT) * is_answer_BT
     paid_BT = token_rewards(rewards_B, log_ratio_BT, is_answer_BT, objective.kl_coefficient)
     advantages_BT = generalized_advantages(paid_BT, values_BT, is_answer_BT, objective.discount, objective.gae_lambda)
@@ -110,12 +111,14 @@ def explained_variance(returns_A: Tensor, values_A: Tensor) -> float:
 
 @torch.no_grad()
 def token_values(critic: Glm4Moe, rows: AnswerRows, num_sequences: int) -> Tensor:
-    """What the critic expects of each target before it is written, float32 (B, T); 0 outside answers."""
+    """The scalar head's value at every position, float32 (B, T): what the critic expects of the target there before it
+    is written."""
     whole_BT = torch.zeros_like(rows.rollout_log_probabilities_BT)
     for numbers in rows.batches(torch.arange(len(whole_BT), device=whole_BT.device), num_sequences):
         own = rows.batch(numbers)
-        whole_BT[numbers, : own.width] = critic.score.values(critic.hidden_states(own.token_ids_BT))
-    return whole_BT * rows.is_answer_BT
+        hidden_BTD = critic.hidden_states(own.token_ids_BT, gaps_BT=own.gaps_BT)
+        whole_BT[numbers, : own.width] = critic.score.values(hidden_BTD)
+    return whole_BT
 
 
 def critic_batches(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs.schema import PolicyObjective, TrainingRecipe
 from model.text.tokenizer_layout import END_TOKENS
@@ -36,33 +36,27 @@ class Reward:
 
 
 def reward_answers(
-    prompts: Sequence[Prompt],
-    written: Sequence[WrittenAnswer],
-    num_tokens: Sequence[int],
-    scores: Sequence[float] | None,
-    objective: PolicyObjective,
+    prompts: Sequence[Prompt], written: Sequence[WrittenAnswer], num_tokens: Sequence[int], objective: PolicyObjective
 ) -> list[Reward]:
-    """What each answer to its prompt is worth. `num_tokens` count the token that ended it, `scores` are those of the
-    reward model, None where there is none. Depends on nothing else: neither on the step nor on the other answers.
-    Raises VerifierError."""
+    """What each answer to its prompt is worth without a reward model's score. `num_tokens` count the token that ended
+    it. Depends on nothing else: neither on the step nor on the other answers. Raises VerifierError."""
     verdicts = verify_answers([prompt.asked for prompt in prompts], written)
     weights, rewards = objective.rewards, []
-    given: Sequence[float | None] = [None] * len(written) if scores is None else scores
-    for verdict, answer, size, score in zip(verdicts, written, num_tokens, given, strict=True):
+    for verdict, answer, size in zip(verdicts, written, num_tokens, strict=True):
         verified = float(verdict is True)
         turns = [answer, *(WrittenAnswer(text, is_finished=True) for text in answer.earlier_turns)]
         form = float(all(is_in_form(turn, objective.enable_thinking) for turn in turns))
         length = overlong_punishment(size, objective.max_new_tokens, weights.overlong_tokens)
         total = weights.verified * verified + weights.format * form + weights.length * length
-        total += 0.0 if score is None else _paid(weights.reward_model * score, answer)
-        rewards.append(Reward(verified, form, length, verdict is not None, score, total))
+        rewards.append(Reward(verified, form, length, verdict is not None, None, total))
     return rewards
 
 
-def _paid(score: float, answer: WrittenAnswer) -> float:
-    """The weighed score; an episode that ended without an answer earns nothing by it, and still pays a negative one:
-    at 0 a broken call would be worth more than a poor answer. NaN stays NaN."""
-    return score if answer.environment is None or answer.is_finished else min(score, 0.0)
+def add_score(reward: Reward, score: float, weight: float, is_broken_episode: bool) -> Reward:
+    """The reward with the reward model's score. An episode that ended without an answer earns nothing by it, and still
+    pays a negative one: at 0 a broken call would be worth more than a poor answer. NaN stays NaN."""
+    paid = weight * score
+    return replace(reward, reward_model=score, total=reward.total + (min(paid, 0.0) if is_broken_episode else paid))
 
 
 def is_in_form(written: WrittenAnswer, enable_thinking: bool) -> bool:

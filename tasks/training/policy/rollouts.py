@@ -6,7 +6,7 @@ import copy
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from configs.schema import PolicyObjective, TrainingRecipe
 from model.generation.generation import Generation, Sampling, sampling_draws
 from tasks.training.policy.episodes import Episode, EpisodeFigures, EpisodePlayer
 from tasks.training.policy.prompts import Prompt
-from tasks.training.policy.rewards import Reward, refuse_broken_rewards, reward_answers
+from tasks.training.policy.rewards import Reward, add_score, refuse_broken_rewards, reward_answers
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -69,6 +69,10 @@ class Rollout:
     """Of the weights that sampled it, as its engine named them."""
 
     @property
+    def row(self) -> list[int]:
+        return [*self.prompt_ids, *self.answer_ids]
+
+    @property
     def num_sampled(self) -> int:
         """Tokens of the answer that the model wrote."""
         return len(self.answer_ids) - sum(stop - start for start, stop in self.tool_spans)
@@ -94,13 +98,12 @@ def sample_answers(
     recipe: TrainingRecipe,
     stop_token_ids: tuple[int, ...],
     step: int,
-    score: Callable[[Sequence[list[int]]], list[float]] | None = None,
     first_group: int = 0,
     seconds: dict[str, float] | None = None,
 ) -> list[Rollout]:
-    """A group of answers per prompt, group by group, by the engine's weights. `score` is the reward model's, of prompts
-    with their answers; `first_group` is the number of the first prompt in its step; to `seconds` of SAMPLING_PARTS is
-    added what the rewards took. Each answer has draws of its own, decided by seed, step and its index in the step:
+    """A group of answers per prompt, group by group, by the engine's weights, before a reward model scores them.
+    `first_group` is the number of the first prompt in its step; to `seconds` of SAMPLING_PARTS is added what the
+    rewards took. Each answer has draws of its own, decided by seed, step and its index in the step:
     neither the rank that samples it nor its batch changes them; of a server the first seeds its own. The size of the
     batches changes at most the last bits (bfloat16). Prompts whose kind names an environment are answered in turns.
 
@@ -127,7 +130,8 @@ def sample_answers(
     player = EpisodePlayer(tokenizer, objective.episodes, stop_token_ids, objective.enable_thinking)
     player.play(lambda rows, given: engine.generate(rows, sampling, engine.weights_version, given), episodes)
     started = time.perf_counter()
-    rewards = _reward_episodes(episodes, asked, score, objective)
+    num_tokens = [len(episode.token_ids) for episode in episodes]
+    rewards = reward_answers(asked, [episode.written for episode in episodes], num_tokens, objective)
     if seconds is not None:
         seconds["reward_seconds"] += time.perf_counter() - started
     rollouts = [
@@ -149,15 +153,20 @@ def sample_answers(
     return rollouts
 
 
-def _reward_episodes(
-    episodes: Sequence[Episode],
-    asked: Sequence[Prompt],
-    score: Callable[[Sequence[list[int]]], list[float]] | None,
-    objective: PolicyObjective,
-) -> list[Reward]:
-    scores = None if score is None else score([episode.row for episode in episodes])
-    num_tokens = [len(episode.token_ids) for episode in episodes]
-    return reward_answers(asked, [episode.written for episode in episodes], num_tokens, scores, objective)
+def add_scores(
+    rollouts: Sequence[Rollout], scores: Sequence[float], objective: PolicyObjective, step: int
+) -> list[Rollout]:
+    """The answers with the reward model's scores in their rewards. Raises RewardError for a score that is no number."""
+    scored = [
+        replace(rollout, reward=add_score(rollout.reward, score, objective.rewards.reward_model, _is_broken(rollout)))
+        for rollout, score in zip(rollouts, scores, strict=True)
+    ]
+    _refuse_broken_groups(scored, objective.samples_per_prompt, step)
+    return scored
+
+
+def _is_broken(rollout: Rollout) -> bool:
+    return rollout.episode is not None and rollout.episode.ending != "answered"
 
 
 def _refuse_broken_groups(rollouts: Sequence[Rollout], group_size: int, step: int) -> None:

@@ -36,7 +36,7 @@ from tasks.training.state.tensor_runs import Run, whole_run
 from tasks.training.state.tensor_sources import StateFiles, TensorSource
 
 if TYPE_CHECKING:
-    from tasks.training.parallel.trainable import Trainable
+    from tasks.training.parallel.trainable import DividedModel, Trainable
 
 CRITIC = "critic-"
 """What the kinds of a critic's tensors begin with."""
@@ -198,15 +198,15 @@ def load_master(trainable: Trainable, source: TensorSource, described: str) -> N
 
 
 @torch.no_grad()
-def load_frozen(trainable: Trainable, source: TensorSource, described: str) -> None:
-    """Load what an adapter's phase does not train, router biases too. Raises ValueError where a matrix that is to be
-    held in 4 bits is not finite."""
-    model = trainable.model
+def load_frozen(divided: DividedModel, source: TensorSource, described: str) -> None:
+    """Load what is not trained, router biases too: a frozen model, or what an adapter is added to. Raises ValueError
+    where a matrix that is to be held in 4 bits is not finite."""
+    model = divided.model
     matrices = four_bit_matrices(model)
-    pieces = frozen_pieces_of(trainable.engine, model)
-    _load(trainable, pieces, router_biases(model), source, described, matrices)
+    pieces = frozen_pieces_of(divided.engine, model)
+    _load(divided, pieces, router_biases(model), source, described, matrices)
     for name, each in matrices.items():
-        _quantize(name, each, source, trainable.ranks.stage)
+        _quantize(name, each, source, divided.ranks.stage)
 
 
 def _quantize(name: str, matrices: FourBitMatrices, source: TensorSource, everyone: Axis) -> None:
@@ -226,7 +226,7 @@ def _quantize(name: str, matrices: FourBitMatrices, source: TensorSource, everyo
 
 
 def _load(
-    trainable: Trainable,
+    divided: DividedModel,
     pieces: dict[nn.Parameter, Piece],
     buffers: dict[str, Tensor],
     source: TensorSource,
@@ -234,16 +234,16 @@ def _load(
     matrices: Mapping[str, FourBitMatrices],
 ) -> None:
     """`matrices` are read elsewhere, but from the same source."""
-    names = {parameter: name for name, parameter in trainable.model.named_parameters()}
+    names = {parameter: name for name, parameter in divided.model.named_parameters()}
     wanted = {
-        each for parameter, piece in pieces.items() for each in _whole_names(names[parameter], piece, trainable.ranks)
+        each for parameter, piece in pieces.items() for each in _whole_names(names[parameter], piece, divided.ranks)
     }
     wanted |= {each for name, other in matrices.items() for each in checkpoint_names(name, other.shape[0])}
-    wanted = _over_stages(wanted | set(buffers), trainable.ranks)
+    wanted = _over_stages(wanted | set(buffers), divided.ranks)
     for name in sorted(wanted ^ source.names()):
         owner = "the model" if name in wanted else described
         raise ValueError(f"tensor {name} is only in {owner}: start from a phase of the same architecture")
-    stage = trainable.engine.zero_optimization_stage()
+    stage = divided.engine.zero_optimization_stage()
     targets = [
         (
             names[parameter],
@@ -252,8 +252,8 @@ def _load(
         )
         for parameter, piece in pieces.items()
     ]
-    _fill(targets, source, trainable)
-    everyone = trainable.ranks.stage
+    _fill(targets, source, divided)
+    everyone = divided.ranks.stage
     for name, buffer in buffers.items():
         if everyone.rank == 0:
             buffer.copy_(source.read(name, buffer.shape))
@@ -275,12 +275,12 @@ def _computed_with(parameter: nn.Parameter, piece: Piece, stage: int) -> list[tu
 
 
 def _fill(
-    wanted: list[tuple[str, Piece, list[tuple[Tensor, int]]]], source: TensorSource, trainable: Trainable
+    wanted: list[tuple[str, Piece, list[tuple[Tensor, int]]]], source: TensorSource, divided: DividedModel
 ) -> None:
     """Copy into the targets of each parameter the elements that they hold of it, each flat with the number of its first
     element. A rank reads its own range, one tensor of the checkpoint at a time; where any holder wants more, they
     exchange what they read."""
-    ranks, device = trainable.ranks, trainable.engine.device
+    ranks, device = divided.ranks, divided.engine.device
     assert device is not None
     for (name, piece, targets), is_exchanged in zip(wanted, _exchanged(wanted, ranks, device), strict=True):
         own_first, own_stop = own_range(piece, ranks)

@@ -15,6 +15,7 @@ from tasks.data.prompts.verifiers import VerifierError
 from tasks.training import worker
 from tasks.training.plan.launch_rules import refuse_impossible_training
 from tests.configs.test_phase_graph import CRITIC
+from tests.support.model_recipes import GLM46
 from tests.support.training_inputs import RESOURCES, TrainingInputs
 from tests.training.test_objectives import ANSWERS, GRPO, rl_recipe
 
@@ -42,17 +43,29 @@ def test_a_loss_of_the_mtp_layer_is_refused_since_it_would_learn_wrong_answers(k
             "in_process",
             "tensor_parallel 2 cannot train grpo, whose answers each rank samples .*, or rollouts to",
         ),
-        ("ppo", "sglang", "tensor_parallel 2 cannot train ppo, whose critic is not divided: set tensor_parallel to 1$"),
+        ("ppo", "in_process", "tensor_parallel 2 cannot train ppo, whose answers each rank samples"),
+        ("ppo", "sglang", ""),
         ("gspo", "sglang", ""),
     ],
 )
-def test_a_divided_policy_is_refused_where_it_samples_or_has_a_critic(kind, rollouts, message):
+def test_a_divided_policy_is_refused_where_it_samples(kind, rollouts, message):
     served = {"rollouts": rollouts, "routes": "ignore", "loss_mean": "answers"}
     recipe = rl_recipe(objective=GRPO | (CRITIC if kind == "ppo" else {}) | {"kind": kind} | served)
     server = {} if rollouts == "in_process" else {"rollout_server": "http://h:1"}
     resources = RESOURCES.model_copy(update={"num_ranks": 2, "ranks_per_node": 2, "tensor_parallel": 2} | server)
     with pytest.raises(ValueError, match=message) if message else nullcontext():
         refuse_impossible_training(recipe, resources)
+
+
+def test_a_reward_model_that_cannot_be_divided_as_the_policy_is_refused():
+    """The policy has a layer for each of two stages, the reward model has one layer."""
+    objective = GRPO | {"rollouts": "sglang", "routes": "ignore", "reward_model": "reward_model"}
+    small = GLM46.model_copy(update={"num_hidden_layers": 1, "num_nextn_predict_layers": 0}).model_dump()
+    recipe = rl_recipe(objective=objective | {"rewards": GRPO["rewards"] | {"reward_model": 1.0}}, scorer=small)
+    divided = {"num_ranks": 2, "ranks_per_node": 2, "pipeline_parallel": 2, "rollout_server": "http://h:1"}
+    message = r"^phase rl_reasoning: of the reward model: pipeline_parallel \(2\) exceeds num_hidden_layers \(1\)"
+    with pytest.raises(ValueError, match=message):
+        refuse_impossible_training(recipe, RESOURCES.model_copy(update=divided))
 
 
 def test_a_rank_whose_server_answers_in_another_protocol_ends_with_a_sentence(tmp_path):

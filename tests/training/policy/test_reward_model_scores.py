@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,15 +12,18 @@ from configs.schema import PolicyObjective
 from model.architecture.transformer import Glm4Moe
 from model.generation.generation import InProcessEngine
 from model.text.tokenizer_layout import tokenizer_for_text
-from tasks.data.environments.environment import Environment
 from tasks.data.prompts.verifiers import WrittenAnswer
 from tasks.evaluation.score_pairs import row_values
+from tasks.training.loop.frozen_models import score_answers
+from tasks.training.parallel.ranks import Ranks
+from tasks.training.parallel.trainable import DividedModel
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.rank_memory import rank_memory
-from tasks.training.policy.frozen_models import score_answers
+from tasks.training.policy.episodes import EpisodeFigures
 from tasks.training.policy.prompts import Prompt
-from tasks.training.policy.rewards import RewardError, reward_answers, reward_metrics
-from tasks.training.policy.rollouts import describe_groups, sample_answers
+from tasks.training.policy.rank_shares import ALONE
+from tasks.training.policy.rewards import Reward, RewardError, add_score, reward_answers, reward_metrics
+from tasks.training.policy.rollouts import Rollout, add_scores, describe_groups, sample_answers
 from tests.configs.test_phase_graph import CRITIC
 from tests.support.model_recipes import random_model
 from tests.support.training_inputs import RESOURCES, TrainingInputs
@@ -33,30 +37,39 @@ def test_an_answer_has_the_score_that_its_row_of_a_pair_has(tmp_path):
     model, rows = reward_model(), pair_rows(tmp_path)
     expected = row_values(model, rows.micro_batch([0, 1, 2], CPU)).tolist()
     sequences = [prompt + side for prompt, pair in zip(PROMPTS, ANSWERS, strict=True) for side in pair]
-    for num_sequences in (1, 4, 6):
-        assert score_answers(model, sequences, num_sequences) == pytest.approx(expected, abs=1e-5)
+    engine = SimpleNamespace(zero_optimization_stage=lambda: 0)
+    whole = DividedModel(engine, model, Ranks(*[ALONE] * 9))  # pyright: ignore[reportArgumentType]
+    for bounds in ((1, 0), (4, 0), (6, 0), (1, 30)):
+        scores = score_answers(whole, [*sequences, *sequences[:2]], *bounds)
+        assert scores[:-2] == pytest.approx(expected, abs=1e-5) and scores[-2:] == scores[:2], "equal to the bit"
 
 
 def test_the_score_is_weighed_as_it_is_and_logged_like_the_other_parts():
     prompt = Prompt("p", "synthetic", "exact", "?", "[]", "5")
     written = [WrittenAnswer(text, True) for text in ("5<|user|>", "6<|user|>")]
-    rewards = reward_answers([prompt] * 2, written, [2, 2], [-4.0, 8.0], PolicyObjective(**SCORED))
+    without = reward_answers([prompt] * 2, written, [2, 2], PolicyObjective(**SCORED))
+    assert without[0].reward_model is None and "reward_score" not in reward_metrics(without)
+    rewards = [add_score(*each, 0.25, False) for each in zip(without, (-4.0, 8.0), strict=True)]
     assert [reward.total for reward in rewards] == [1.0 - 1.0, 2.0]
     assert [reward.reward_model for reward in rewards] == [-4.0, 8.0]
     assert reward_metrics(rewards)["reward_score"] == 2.0 and reward_metrics(rewards)["pass_rate"] == 0.5
-    without = reward_answers([prompt] * 2, written, [2, 2], None, PolicyObjective(**GRPO))
-    assert without[0].reward_model is None and "reward_score" not in reward_metrics(without)
 
 
 @pytest.mark.parametrize(("score", "paid"), [(8.0, 0.0), (-4.0, -1.0), (math.nan, math.nan)])
 def test_an_episode_without_an_answer_earns_nothing_by_its_score(score, paid):
     """It pays a negative one: at 0 a broken call would be worth more than a poor answer."""
-    prompt, environment = Prompt("p", "agentic", "calculator", "?", "[]", "5"), Environment({}, lambda answer: False)
-    broken, answered = (WrittenAnswer("5", is_finished, environment) for is_finished in (False, True))
-    cut_off = WrittenAnswer("5", False)
-    rewards = reward_answers([prompt] * 3, [broken, answered, cut_off], [2] * 3, [score] * 3, PolicyObjective(**SCORED))
-    assert [reward.total for reward in rewards] == pytest.approx([paid, 0.25 * score, 0.25 * score], nan_ok=True)
-    assert [reward.reward_model for reward in rewards] == pytest.approx([score] * 3, nan_ok=True), "logged as it is"
+    prompt, nothing = Prompt("p", "agentic", "calculator", "?", "[]", "5"), Reward(0.0, 0.0, 0.0, True, None, 0.0)
+    endings = ("tool_failed", "answered", None)
+    episodes = [None if each is None else EpisodeFigures("calculator", each, (), 0, 0, 0, 0) for each in endings]
+    rollouts = [Rollout(prompt, [5], [9], [0.0], "", nothing, episode=episode) for episode in episodes]
+    objective = PolicyObjective(**SCORED | {"samples_per_prompt": 3})
+    if math.isnan(score):
+        with pytest.raises(RewardError, match="step 7: the reward of answer 0 to prompt p is nan"):
+            add_scores(rollouts, [score] * 3, objective, 7)
+        return
+    rewards = [rollout.reward for rollout in add_scores(rollouts, [score] * 3, objective, 7)]
+    assert [reward.total for reward in rewards] == [paid, 0.25 * score, 0.25 * score]
+    assert [reward.reward_model for reward in rewards] == [score] * 3, "logged as it is"
 
 
 @pytest.mark.parametrize("score", [math.nan, -math.inf])
@@ -68,7 +81,8 @@ def test_a_score_that_is_no_number_stops_the_phase_and_names_the_prompt(score, t
         scores = [0.5] * 5 + [score_of_sixth] + [0.5] * 2
         tokenizer = tokenizer_for_text(str(inputs.tokenizer.path("tokenizer.json")))
         engine = InProcessEngine(random_model(recipe.model), weights_version="7", batch_sequences=8)
-        return sample_answers(engine, tokenizer, prompts, recipe, (261,), 7, lambda sequences: scores)
+        rollouts = sample_answers(engine, tokenizer, prompts, recipe, (261,), 7)
+        return add_scores(rollouts, scores, recipe.objective, 7)
 
     with pytest.raises(RewardError, match=rf"step 7: the reward of answer 1 to prompt second is {score}"):
         sample(score)

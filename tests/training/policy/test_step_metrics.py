@@ -9,13 +9,13 @@ import torch
 
 from model.generation.generation import InProcessEngine, Sampling
 from model.text.tokenizer_layout import tokenizer_for_text
+from tasks.training.policy import rewards
 from tasks.training.policy.policy import entropy_estimate
 from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rollouts import SAMPLING_PARTS, Rollout, sample_answers
 from tests.support.model_recipes import GLM46, random_model
 from tests.support.training_inputs import TrainingInputs
 from tests.training.policy.test_policy import prompt_named, reward_of
-from tests.training.policy.test_reward_model_scores import SCORED
 from tests.training.test_objectives import rl_recipe
 
 NUM_SAMPLES = 1500
@@ -46,18 +46,19 @@ def test_tokens_of_tools_are_no_part_of_the_estimate():
     assert entropy_estimate([rollout_of([-1.0, 0.0, 0.0, -2.0], ((1, 3),)), rollout_of([-6.0])]) == pytest.approx(3.0)
 
 
-def test_what_rewards_take_is_measured_apart_from_sampling(tmp_path):
-    inputs, recipe = TrainingInputs(tmp_path / "home"), rl_recipe(objective=SCORED)
+def test_what_rewards_take_is_measured_apart_from_sampling(tmp_path, monkeypatch):
+    inputs, recipe = TrainingInputs(tmp_path / "home"), rl_recipe()
     prompts = [Prompt(name, "synthetic", "exact", "a?", "[]", "0") for name in ("first", "second")]
     engine = InProcessEngine(random_model(recipe.model), weights_version="7", batch_sequences=8)
     tokenizer = tokenizer_for_text(str(inputs.tokenizer.path("tokenizer.json")))
 
-    def score(sequences: object) -> list[float]:
+    def verify_slowly(*arguments: object) -> list[bool | None]:
         time.sleep(0.3)
-        return [0.5] * 8
+        return [True] * 8
 
+    monkeypatch.setattr(rewards, "verify_answers", verify_slowly)
     seconds = dict.fromkeys(SAMPLING_PARTS, 0.0)
     for number in (1, 2):
-        sample_answers(engine, tokenizer, prompts, recipe, (261,), 7, score, seconds=seconds)
+        sample_answers(engine, tokenizer, prompts, recipe, (261,), 7, seconds=seconds)
         assert seconds["reward_seconds"] >= 0.3 * number
     assert seconds["weight_sync_seconds"] == seconds["rollout_seconds"] == 0.0

@@ -73,7 +73,7 @@ def build(recompute: Literal["none", "selective", "full"]) -> Trainable:
     recompute_activations(model, recompute, 1)
     optimizer = build_optimizer(model, RECIPE.optimizer)
     ranks = Ranks(*[ALONE] * 9)
-    return Trainable(Engine(model, optimizer), model, optimizer, ranks)  # pyright: ignore[reportArgumentType]
+    return Trainable(Engine(model, optimizer), model, ranks, optimizer)  # pyright: ignore[reportArgumentType]
 
 
 class DocumentRows:

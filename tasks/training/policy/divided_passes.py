@@ -1,4 +1,4 @@
-"""How likely a policy finds its answers where ranks divide its weights or its rows' positions: by the engine's passes.
+"""What a model says of sampled answers where ranks divide its weights or its rows' positions: by its engine's passes.
 
 All ranks make equally many passes, as their layers exchange tokens, weights and hidden states. Every rank gets the same
 numbers: each position's is computed once, and added to zeros.
@@ -12,39 +12,40 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tasks.training.parallel.pipeline_parallel import log_probabilities_in_stages
+from tasks.training.parallel.pipeline_parallel import target_scores_in_stages
 from tasks.training.parallel.sequence_parallel import own_positions
 from tasks.training.policy.rank_shares import share_batches
 
 if TYPE_CHECKING:
     from tasks.training.parallel.micro_batch import MicroBatch
-    from tasks.training.parallel.trainable import Trainable
+    from tasks.training.parallel.trainable import DividedModel
     from tasks.training.policy.answer_rows import AnswerRows
 
 
 @torch.no_grad()
-def divided_log_probabilities(trainable: Trainable, rows: AnswerRows, temperature: float, num_sequences: int) -> Tensor:
-    """log p(target) under the weights about to be trained, (B, T), at the temperature of the sampling; all ranks call
-    it with the same rows."""
-    ranks, whole_BT = trainable.ranks, torch.zeros_like(rows.rollout_log_probabilities_BT)
-    trainable.engine.eval()
+def score_targets(divided: DividedModel, rows: AnswerRows, temperature: float, num_sequences: int) -> Tensor:
+    """log p(target) under the present weights at this temperature, or a scalar head's value at every position; float32
+    (B, T). All ranks call it with the same rows."""
+    ranks, whole_BT = divided.ranks, torch.zeros_like(rows.rollout_log_probabilities_BT)
+    is_training = divided.model.training
+    divided.engine.eval()
     every = torch.arange(len(whole_BT), device=whole_BT.device)
     for numbers, is_filler in share_batches(rows, every, num_sequences, ranks.data):
         batch = rows.batch(numbers).micro_batch(is_filler=is_filler, temperature=temperature, scores_targets=True)
-        scored_BT = _score(trainable, own_positions(batch, ranks))
+        scored_BT = _score(divided, own_positions(batch, ranks))
         if not is_filler:
             first = ranks.context.rank * scored_BT.shape[1]
             whole_BT[numbers, first : first + scored_BT.shape[1]] = scored_BT
-    trainable.engine.train()
+    divided.engine.train(is_training)
     for axis in (ranks.replicas, ranks.pipeline):
         if axis.group is not None:
             dist.all_reduce(whole_BT, group=axis.group)
     return whole_BT
 
 
-def _score(trainable: Trainable, batch: MicroBatch) -> Tensor:
-    if trainable.ranks.pipeline.size > 1:
-        return log_probabilities_in_stages(trainable, batch)
-    output = trainable.engine(batch.token_ids_BT, **batch.model_arguments)
-    assert output.log_probabilities_BT is not None, "the micro-batch scores its targets"
-    return output.log_probabilities_BT
+def _score(divided: DividedModel, batch: MicroBatch) -> Tensor:
+    if divided.ranks.pipeline.size > 1:
+        return target_scores_in_stages(divided, batch)
+    output = divided.engine(batch.token_ids_BT, **batch.model_arguments)
+    assert output.target_scores_BT is not None, "the micro-batch scores its targets"
+    return output.target_scores_BT
