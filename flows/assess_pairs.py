@@ -1,5 +1,4 @@
-"""Scores preference pairs with checkpoints: the reference of a DPO phase, its implicit reward, a reward model's
-verdict."""
+"""Judges phases that train on preference pairs: by a DPO phase's implicit reward, or a reward model's verdict."""
 
 from __future__ import annotations
 
@@ -11,55 +10,21 @@ from infra.step import Artifact
 from tasks.data.packing.pack_pairs import PackedPairs
 from tasks.evaluation.decide_gate import decide_gate
 from tasks.evaluation.evaluate_pairs import PairEvaluation, evaluate_pairs
-from tasks.evaluation.score_pairs import PairScores, score_pairs
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 
-def score_reference(
-    run: Run, phase: PhaseSection, reference: Artifact[TrainedCheckpoint], pairs: Artifact[PackedPairs]
-) -> Artifact[PairScores]:
-    """The reference's log-probabilities of all pairs."""
-    section = run.scale.evaluation
-    return run_step(
-        run,
-        score_pairs,
-        stage=f"reference {phase.name}",
-        checkpoint=reference,
-        pairs=pairs,
-        recipe=section.recipe.pair_scoring("train", "validation", "test"),
-        resources=section.resources,
-        job=section.resources,
-    )
-
-
 def assess_pairs(
-    run: Run,
-    phase: PhaseSection,
-    checkpoint: Artifact[TrainedCheckpoint],
-    pairs: Artifact[PackedPairs],
-    reference: Artifact[PairScores] | None,
+    run: Run, phase: PhaseSection, checkpoint: Artifact[TrainedCheckpoint], pairs: Artifact[PackedPairs]
 ) -> Artifact[PairEvaluation]:
     """Accuracy and calibration of a checkpoint on the pairs to test by."""
-    section, objective = run.scale.evaluation, phase.recipe.objective
-    scores = run_step(
-        run,
-        score_pairs,
-        stage=f"score pairs {phase.name}",
-        checkpoint=checkpoint,
-        pairs=pairs,
-        recipe=section.recipe.pair_scoring("test"),
-        resources=section.resources,
-        job=section.resources,
-    )
-    beta = objective.beta if isinstance(objective, DpoObjective) else 1.0
+    objective = phase.recipe.objective
     return run_step(
         run,
         evaluate_pairs,
         stage=f"evaluate pairs {phase.name}",
-        scores=scores,
-        reference=reference,
+        checkpoint=checkpoint,
         pairs=pairs,
-        recipe=PairEvaluationRecipe(beta=beta),
+        recipe=PairEvaluationRecipe(beta=objective.beta if isinstance(objective, DpoObjective) else 1.0),
     )
 
 
@@ -67,7 +32,7 @@ def assess_reward_model(
     run: Run, phase: PhaseSection, checkpoint: Artifact[TrainedCheckpoint], pairs: Artifact[PackedPairs], run_id: str
 ) -> AssessedRewardModel:
     """Judge a reward model by the bounds on pairs. It is not registered: no version of the scale's model scores."""
-    evaluation = assess_pairs(run, phase, checkpoint, pairs, None)
+    evaluation = assess_pairs(run, phase, checkpoint, pairs)
     decision = run_step(
         run,
         decide_gate,

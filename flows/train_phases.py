@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from configs.schema import DpoObjective, PairPackingRecipe, PhaseSection
+from configs.schema import PairPackingRecipe, PhaseSection
 from flows.assess_checkpoint import assess_checkpoint, evaluate
-from flows.assess_pairs import assess_pairs, assess_reward_model, score_reference
+from flows.assess_pairs import assess_pairs, assess_reward_model
 from flows.check_contract import check_contract
 from flows.running.branches import Branches
 from flows.running.run import AssessedModel, AssessedRewardModel, Run
@@ -171,25 +171,21 @@ def _train(
     solutions = None
     if phase.recipe.asks_models:
         solutions = _sample(run, prepared, phase, _answering(phase, start, history))
-    pairs, reference = history.pairs.get(phase.name), None
-    if isinstance(phase.recipe.objective, DpoObjective) and start is not None and pairs is not None:
-        held_to = _checkpoint_of(phase.recipe.reference, history) or start
-        reference = score_reference(run, phase, held_to, pairs)
+    pairs = history.pairs.get(phase.name)
     packed, inputs = _training_inputs(run, prepared, phase, history, solutions)
     validation = None if prepared.documents is None else prepared.documents.validation
     inputs |= {"validation": validation, "tokenizer": prepared.tokenizer, "start": start}
     inputs |= {
         "pairs": pairs,
-        "reference": reference,
         "reward_model": _checkpoint_of(phase.recipe.reward_model, history),
+        "reference_model": _checkpoint_of(phase.recipe.reference, history),
+        "pass_rates": solutions if phase.recipe.samples_answers else None,
     }
-    if phase.recipe.samples_answers:
-        inputs |= {"reference_model": _checkpoint_of(phase.recipe.reference, history), "pass_rates": solutions}
     run_id = track_phase(run, phase, step_key(train_phase.identity(run.scale.training_recipe(phase), inputs)))
     checkpoint = _train_tracked(run, phase, run_id, inputs)
     if pairs is not None and not phase.recipe.trains_language_model:
         return assess_reward_model(run, phase, checkpoint, pairs, run_id)
-    preferred = None if pairs is None else assess_pairs(run, phase, checkpoint, pairs, reference)
+    preferred = None if pairs is None else assess_pairs(run, phase, checkpoint, pairs)
     evaluated = before.evaluation if isinstance(before, AssessedModel) else _evaluate_given(run, prepared, history)
     model = assess_checkpoint(run, prepared, phase, checkpoint, packed, evaluated, run_id, preferred)
     if solutions is None:

@@ -119,7 +119,7 @@ def prepare(recipe: Any, root: Path) -> tuple[Any, Any]:
     """A job with directories of its own, and what trains its model."""
     from model.architecture.transformer import Glm4Moe
     from model.formats.checkpoint_names import checkpoint_shapes
-    from tasks.training.loop.prepare_training import build_trainable, materialize
+    from tasks.training.loop.build_model import build_trainable, materialize
     from tasks.training.parallel.ranks import connect_ranks
     from tasks.training.state import node_checkpoints
     from tasks.training.state.initial_weights import InitialWeights
@@ -140,7 +140,6 @@ def prepare(recipe: Any, root: Path) -> tuple[Any, Any]:
         prompts_path="",
         solved_path="",
         pairs_dir="",
-        reference_path="",
         reference_dir="",
         reward_model_dir="",
         tokenizer_path="",

@@ -26,7 +26,7 @@ from configs.load import load_scale
 from configs.schema import TrainingRecipe, TrainingResources
 from model.architecture.transformer import Glm4Moe
 from model.optimizer.optimizer import build_optimizer
-from tasks.training.loop.prepare_training import divide_model
+from tasks.training.loop.build_model import divide_model
 from tasks.training.parallel.partitions import Piece
 from tasks.training.parallel.ranks import Axis, Ranks, connect_ranks
 from tasks.training.plan.phase_needs import state_bytes

@@ -171,7 +171,7 @@ def measure_training(recipe: ModelRecipe, length: int, given: argparse.Namespace
 def training_step(recipe: ModelRecipe, length: int, given: argparse.Namespace) -> tuple[Callable[[int], float], int]:
     """A step of tiny's first phase with this model in bfloat16 and ZeRO 1, on random tokens; and its tokens."""
     from model.architecture.transformer import Glm4Moe
-    from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
+    from tasks.training.loop.build_model import build_trainable, divide_model, make_weights
     from tasks.training.loop.training_step import take_step
     from tasks.training.parallel.compiled_layers import refuse_wrong_gradients
     from tasks.training.parallel.micro_batch import MicroBatch

@@ -98,15 +98,6 @@ class GateRecipe(Frozen):
     null: not judged."""
 
 
-class PairScoringRecipe(Frozen):
-    """What scores of preference pairs depend on. Made by `EvaluationRecipe.pair_scoring`."""
-
-    parts: tuple[Literal["train", "validation", "test"], ...]
-    """The parts of the split that are scored."""
-    dtype: Literal["float32", "bfloat16"]
-    num_threads: int = Field(gt=0)
-
-
 class PairEvaluationRecipe(Frozen):
     """What the margins of preference pairs depend on. Made by the flow."""
 
@@ -170,10 +161,6 @@ class EvaluationRecipe(Frozen):
     """Who computes an evaluation: its own process, which holds the whole model on one device, or the server of this
     kind that resources.rollout_server names, which reads the checkpoint from the store. A server computes with its own
     arithmetic and draws; it counts no tokens of experts and accepts no drafts of the MTP layer."""
-
-    def pair_scoring(self, *parts: Literal["train", "validation", "test"]) -> PairScoringRecipe:
-        """The settings of scoring preference pairs of these parts."""
-        return PairScoringRecipe(parts=parts, dtype=self.dtype, num_threads=self.num_threads)
 
     @model_validator(mode="after")
     def _samples_hold_k(self) -> Self:

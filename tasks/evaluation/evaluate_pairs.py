@@ -1,4 +1,4 @@
-"""Step: scores of held-out preference pairs -> accuracy with its interval, and calibration.
+"""Step: a phase's scores of held-out preference pairs -> accuracy with its interval, and calibration.
 
 The margin of a pair is the difference of a reward model's two scores, or for DPO beta times how much more than the
 reference the policy prefers the preferred answer: the implicit reward. Before a DPO phase every margin is 0. Out:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from configs.schema import PairEvaluationRecipe
     from tasks.data.packing.pack_pairs import PackedPairs
-    from tasks.evaluation.score_pairs import PairScores
+    from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 CHANCE = 0.5
 """Accuracy of equal scores."""
@@ -54,27 +54,18 @@ class PairEvaluation(Record):
 @step(content=("margins.parquet",), distributions=("pyarrow", "numpy", "scipy"))
 def evaluate_pairs(
     *,
-    scores: Artifact[PairScores],
-    reference: Artifact[PairScores] | None,
+    checkpoint: Artifact[TrainedCheckpoint],
     pairs: Artifact[PackedPairs],
     recipe: PairEvaluationRecipe,
     output: Output,
 ) -> PairEvaluation:
-    """Judge the pairs to test by; `reference` and its `beta` belong to DPO."""
+    """Judge by the pairs to test by, which the phase scored at its end (tasks/training/loop/pair_scores.py)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     collections = pq.read_table(pairs.path("test.parquet"), columns=["id", "collection"]).to_pylist()
-    values = _differences(scores.path("scores.parquet"))
-    before = {} if reference is None else _differences(reference.path("scores.parquet"))
-    rows = [
-        {
-            "id": pair["id"],
-            "collection": pair["collection"],
-            "margin": recipe.beta * (values[pair["id"]] - before.get(pair["id"], 0.0)),
-        }
-        for pair in collections
-    ]
+    differences = _differences(checkpoint.path("pairs/scores.parquet"))
+    rows = [pair | {"margin": recipe.beta * differences[pair["id"]]} for pair in collections]
     pq.write_table(pa.Table.from_pylist(rows), output.path("margins.parquet"))
     margins = [row["margin"] for row in rows]
     bins = calibration_bins(margins)
@@ -91,7 +82,7 @@ def evaluate_pairs(
         calibration_error=round(calibration_error(bins), 6),
         bins=tuple(bins),
         accuracy_by_collection=tuple((name, round(_mean(each), 6)) for name, each in sorted(of_collection.items())),
-        is_scored=scores.record.is_scored,
+        is_scored=checkpoint.record.objective == "reward",
     )
 
 
@@ -124,14 +115,13 @@ def calibration_error(bins: Sequence[CalibrationBin]) -> float:
 
 
 def _differences(path: Path) -> dict[str, float]:
-    """By how much the preferred answer's value is higher, by the pair's id."""
+    """By how much the preferred answer's value is higher than under the reference, by the pair's id."""
     import pyarrow.parquet as pq
 
-    columns = pq.read_table(path).to_pydict()
-    return {
-        identity: chosen - rejected
-        for identity, chosen, rejected in zip(columns["id"], columns["chosen"], columns["rejected"], strict=True)
-    }
+    table = pq.read_table(path)
+    ids = table.column("id").to_pylist()
+    chosen, rejected, *before = (table.column(name).to_numpy() for name in table.column_names[1:])
+    return dict(zip(ids, ((chosen - rejected) - (before[0] - before[1])).tolist(), strict=True))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -2,7 +2,8 @@
 
 In: packed rows and shards, preference pairs, or the prompts of a policy objective; the tokenizer, the state to start
 from. Out: hf/ (Hugging Face glm4_moe directory with tokenizer), handover/ (what the next phase continues from),
-adapter/ in PEFT's format where one was trained (hf/ has it merged in); metrics.jsonl, rollouts.jsonl and logs as
+adapter/ in PEFT's format where one was trained (hf/ has it merged in); pairs/ with the scores of the pairs to judge by
+(loop/pair_scores.py) after training on pairs; metrics.jsonl, rollouts.jsonl and logs as
 evidence. The job runs detached in work/<key>/. A flow that is killed and started again finds the job there and follows
 it further.
 """
@@ -63,7 +64,7 @@ EVIDENCE = (
 
 
 @step(
-    content=("hf/*", "handover/*", "adapter/*"),
+    content=("hf/*", "handover/*", "adapter/*", "pairs/*"),
     evidence=EVIDENCE,
     distributions=("torch", "deepspeed", "safetensors", "numpy", "tokenizers"),
     roots=("tasks.training.worker",),
@@ -81,15 +82,14 @@ def train_phase(
     resources: TrainingResources,
     output: Output,
     pairs: Artifact[PackedPairs] | None = None,
-    reference: Artifact[Record] | None = None,
     reward_model: Artifact[TrainedCheckpoint] | None = None,
     reference_model: Artifact[TrainedCheckpoint] | None = None,
     pass_rates: Artifact[Record] | None = None,
 ) -> TrainedCheckpoint:
     """`packed`, `shards` and `chats` (where conversations were packed) belong to objectives on rows, `prompts` to
-    policy objectives, `pairs` to reward and DPO, `reference` (the log-probabilities of the pairs by the model that DPO
-    is held to) to DPO, `reward_model`, `reference_model` and `pass_rates` (what sample_solutions measured of the
-    prompts) to policy objectives that name one, or a difficulty; each is None for the other kinds. `validation` are
+    policy objectives, `pairs` to reward and DPO, `reference_model` to DPO and policy objectives that name one,
+    `reward_model` and `pass_rates` (what sample_solutions measured of the prompts) to policy objectives that name one,
+    or a difficulty; each is None for the other kinds. `validation` are
     shards of held-out documents; None measures nothing while training. Raises ValueError for what cannot be trained,
     JobFailedError with the failing rank's last lines when training fails, JobLostError when it was taken away: then the
     same call continues from the latest checkpoint."""
@@ -118,7 +118,6 @@ def train_phase(
         tokenizer=tokenizer,
         start=start,
         pairs=pairs,
-        reference=reference,
         reward_model=reward_model,
         reference_model=reference_model,
         pass_rates=pass_rates,
@@ -163,7 +162,6 @@ def describe_job(
     tokenizer: Artifact[TrainedTokenizer],
     start: Artifact[TrainedCheckpoint] | None,
     pairs: Artifact[PackedPairs] | None = None,
-    reference: Artifact[Record] | None = None,
     reward_model: Artifact[TrainedCheckpoint] | None = None,
     reference_model: Artifact[TrainedCheckpoint] | None = None,
     pass_rates: Artifact[Record] | None = None,
@@ -182,7 +180,6 @@ def describe_job(
         prompts_path="" if prompts is None else str(prompts.path("prompts.parquet")),
         solved_path="" if pass_rates is None else str(pass_rates.path(SOLVED_FILE)),
         pairs_dir="" if pairs is None else str(pairs.path("train.parquet").parent),
-        reference_path="" if reference is None else str(reference.path("scores.parquet")),
         reference_dir="" if reference_model is None else str(reference_model.directory("hf")),
         reward_model_dir="" if reward_model is None else str(reward_model.directory("hf")),
         tokenizer_path=str(tokenizer.path("tokenizer.json")),

@@ -2,11 +2,10 @@
 
 In: a TrainingJob, packed rows and shards, preference pairs or prompts; RANK, WORLD_SIZE and GLM46_RENDEZVOUS. Out, in
 the job's work directory: metrics.jsonl, rollouts.jsonl, spikes.jsonl, progress.json, time.json, tensorboard/, wandb/,
-profile/, checkpoints/, and at the end final/ with hf/ and handover/.
+profile/, checkpoints/, and at the end final/ with hf/ and handover/, after pairs with pairs/.
 
-It runs until the phase's token budget is spent. SIGTERM saves and exits with os.EX_TEMPFAIL. A second start
-continues from the newest verified checkpoint. After a spike it goes back to a checkpoint from before the steps that
-are then left out.
+It runs until the phase's token budget is spent. SIGTERM saves and exits with os.EX_TEMPFAIL. A second start continues
+from the newest verified checkpoint. After a spike it goes back to a checkpoint from before the steps then left out.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from model.kernels.cpu_products import onednn_products
 from tasks.data.prompts.verifiers import VerifierError
 from tasks.training.loop.critic_training import update_critic
 from tasks.training.loop.pair_data import HeldOutPairs
+from tasks.training.loop.pair_scores import leave_scores
 from tasks.training.loop.phase_data import PhaseData, StepData, open_phase_data
 from tasks.training.loop.prepare_training import prepare_training
 from tasks.training.loop.rank_process import Interruption, configure_process
@@ -328,6 +328,8 @@ def run(job: TrainingJob) -> int:
         leave_together()
         return os.EX_TEMPFAIL
     export_checkpoint(job)
+    if job.recipe.reads_pairs:
+        leave_scores(job, training.trainable)
     leave_together()
     return 0
 

@@ -57,7 +57,6 @@ def test_closures_hold_what_decides_results_and_nothing_of_infra_or_configs():
 
 
 MODEL_STEPS = {
-    "score_pairs",
     "quantize_checkpoint",
     "evaluate_quantized",
     "sample_solutions",

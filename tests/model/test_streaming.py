@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model.architecture.transformer import Glm4Moe
 from model.formats.hf_checkpoint import CheckpointTensors
-from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
+from tasks.training.loop.build_model import build_trainable, divide_model, make_weights
 from tasks.training.parallel.partitions import pieces_of
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.trainable import Trainable

@@ -49,7 +49,6 @@ from tasks.evaluation.evaluate_checkpoint import Evaluation, _evaluation
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint as answering_step
 from tasks.evaluation.expert_use import EXPERTS_FILE, ExpertUse, write_expert_use
 from tasks.evaluation.items import ARITHMETIC, CHOICE, Item, suite_digest, write_items
-from tasks.evaluation.score_pairs import PairScores
 from tasks.prepared_data import PreparedData
 from tasks.release import check_parity as parity
 from tasks.release import convert_to_gguf as conversion
@@ -425,17 +424,6 @@ def pack_pairs(*, preferences, tokenizer, recipe, output: Output) -> PackedPairs
     return PackedPairs(num_training=1, num_validation=1, num_test=NUM_ITEMS, too_long={}, training_tokens=1)
 
 
-@step(content=("scores.parquet",))
-def score_pairs(*, checkpoint, pairs, recipe, resources, output: Output) -> PairScores:
-    """The margins that are planned for the candidate."""
-    rows = [
-        {"id": f"test {number:02d}", "chosen": margin, "rejected": 0.0}
-        for number, margin in enumerate(case_of(checkpoint).pair_margins)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), output.path("scores.parquet"))
-    return PairScores(num_pairs=len(rows), is_scored=True)
-
-
 WEIGHTS: dict[str, Artifact[Any]] = {}
 """Toy models by name, and the evaluation of one, set when the runs begin."""
 FORMAT, MIN_AGREEMENT = "FP8_DYNAMIC", 0.99
@@ -473,9 +461,23 @@ def write_weights(output: Output) -> None:
 
 
 def train_phase(*, output: Output, **inputs: Any) -> TrainedCheckpoint:
-    """The candidate whose turn it is."""
+    """The candidate whose turn it is, with the margins of pairs that are planned for it."""
     write_weights(output)
-    return record_of(int(os.environ["GLM46_TEST_CANDIDATE"]))
+    record = record_of(int(os.environ["GLM46_TEST_CANDIDATE"]))
+    if inputs["pairs"] is None:
+        return record
+    rows = [
+        {
+            "id": f"test {number:02d}",
+            "chosen": margin,
+            "rejected": 0.0,
+            "reference_chosen": 0.0,
+            "reference_rejected": 0.0,
+        }
+        for number, margin in enumerate(ORDER[record.num_tokens].pair_margins)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), output.path("pairs/scores.parquet"))
+    return record.model_copy(update={"objective": inputs["recipe"].objective.kind})
 
 
 def write_scale(path: Path) -> None:
@@ -509,7 +511,6 @@ def leave(code: int) -> None:
 def replace_steps() -> None:
     """Put the quick steps of this module in the places of those that compute."""
     import flows.assess_checkpoint
-    import flows.assess_pairs
     import flows.assess_suite
     import flows.cli.command
     import flows.full_pipeline
@@ -522,7 +523,6 @@ def replace_steps() -> None:
     flows.full_pipeline.list_sources = lambda data, say, needed: SourceListing(())
     flows.assess_checkpoint.evaluate_checkpoint = evaluate_checkpoint
     flows.assess_suite.evaluate_suite = evaluate_suite
-    flows.assess_pairs.score_pairs = score_pairs
     flows.quantize_model.convert_to_gguf = convert_to_gguf
     flows.quantize_model.measure_importance = measure_importance
     flows.quantize_model.quantize_checkpoint = quantize_checkpoint
@@ -531,7 +531,7 @@ def replace_steps() -> None:
     flows.release_model.calibration_texts = lambda run, prepared: NO_TEXTS
     flows.release_model.check_parity = check_parity
     flows.train_phases.pack_pairs = pack_pairs
-    flows.train_phases.train_phase = Step(train_phase, ("hf/*",), ("*.jsonl",), (), (), ())
+    flows.train_phases.train_phase = Step(train_phase, ("hf/*", "pairs/*"), ("*.jsonl",), (), (), ())
     flows.cli.command._leave = leave
 
 

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from tasks.training.loop.prepare_training import divide_model
+from tasks.training.loop.build_model import divide_model
 from tasks.training.parallel.expert_parallel import divide_experts
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
 from tasks.training.parallel.ranks import connect_ranks

@@ -14,7 +14,7 @@ from model.architecture.gated_mlp import grouped_products
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
 from model.kernels import attention_kernel, elementwise_kernels
-from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
+from tasks.training.loop.build_model import build_trainable, divide_model, make_weights
 from tasks.training.loop.training_step import take_step
 from tasks.training.parallel.micro_batch import MicroBatch
 from tasks.training.parallel.ranks import connect_ranks

@@ -557,16 +557,14 @@ def test_recipes_have_the_published_topologies(name):
 
 
 def test_the_plan_says_who_evaluates_and_what_one_device_must_still_hold():
-    """`full` has a reward model and a suite."""
+    """Pairs are scored by their phase's ranks: `full` has a reward model, and only its suite is left."""
     full, tiny = plan_training(FULL), plan_training(load_scale("tiny")).evaluation
     assert tiny.startswith("has one whole model on one device (cpu) after each phase: ")
     asked = "is asked of http://rollouts:30000 by sglang after each phase; no device here holds it all"
-    alone = "; the preference pairs of reward_model and the suite release still need one whole model on one device"
+    alone = "; the suite release still needs one whole model on one device"
     assert full.evaluation.startswith(asked + alone) and f"  evaluation   {full.evaluation}" in full.describe()
-    phases = [phase for phase in FULL.phases if not phase.recipe.reads_pairs]
     section = FULL.evaluation.model_copy(update={"suite": None})
-    answering = FULL.model_copy(update={"phases": tuple(phases), "evaluation": section})
-    assert plan_training(answering).evaluation == asked
+    assert plan_training(FULL.model_copy(update={"evaluation": section})).evaluation == asked
 
 
 def test_the_plan_says_what_changes_in_which_phase():

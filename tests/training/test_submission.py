@@ -27,7 +27,6 @@ NO_PATHS = (
     "prompts_path",
     "solved_path",
     "pairs_dir",
-    "reference_path",
     "reference_dir",
     "reward_model_dir",
     "tokenizer_path",

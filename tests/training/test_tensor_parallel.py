@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model.architecture.transformer import Glm4Moe
-from tasks.training.loop.prepare_training import divide_model
+from tasks.training.loop.build_model import divide_model
 from tasks.training.loop.training_step import sum_over_ranks
 from tasks.training.parallel.mixed_precision import ComputeInBfloat16
 from tasks.training.parallel.ranks import connect_ranks

@@ -11,7 +11,7 @@ import torch
 
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes
-from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
+from tasks.training.loop.build_model import build_trainable, divide_model, make_weights
 from tasks.training.loop.training_step import take_step
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.sequence_parallel import own_positions

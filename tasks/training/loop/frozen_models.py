@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from model.architecture.transformer import Glm4Moe
 from model.formats.hf_checkpoint import CheckpointTensors, read_config
-from tasks.training.loop.prepare_training import divide_model, make_weights
+from tasks.training.loop.build_model import divide_model, make_weights
 from tasks.training.parallel.deepspeed_config import deepspeed_config
 from tasks.training.parallel.pipeline_parallel import PipelineStage
 from tasks.training.parallel.ranks import DeepSpeedRanks

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from tasks.training.state.job import TrainingJob
     from tasks.training.state.position import Position
 
-TRAIN_FILE, VALIDATION_FILE, TEST_FILE = "train.parquet", "validation.parquet", "test.parquet"
+PARTS = TRAIN_FILE, VALIDATION_FILE, TEST_FILE = "train.parquet", "validation.parquet", "test.parquet"
 """Pairs to train on, to measure while training, and to judge by."""
+REFERENCE_FILE = "reference.parquet"
+"""In a DPO job's work directory: what its reference makes of all pairs (pair_scores.py)."""
 
 
 class PairOrder:
@@ -49,12 +51,12 @@ class PairOrder:
         return int(shuffled_rows(np.array([index]), self._num_pairs, self._seed + epoch)[0])
 
 
-def open_pairs(job: TrainingJob, name: str) -> PairRows:
-    """The pairs of a job's file; for DPO with the reference's log-probabilities."""
+def open_pairs(job: TrainingJob, name: str, is_reference: bool = False) -> PairRows:
+    """The pairs of a job's file; for DPO with the reference's log-probabilities, unless they are for the reference."""
     objective, path = job.recipe.objective, Path(job.pairs_dir) / name
     num_slices = job.resources.tensor_parallel * job.resources.context_parallel
-    if isinstance(objective, DpoObjective):
-        return PairRows(path, Path(job.reference_path), objective.beta, num_slices)
+    if isinstance(objective, DpoObjective) and not is_reference:
+        return PairRows(path, Path(job.work_dir) / REFERENCE_FILE, objective.beta, num_slices)
     return PairRows(path, num_slices=num_slices)
 
 

@@ -29,7 +29,7 @@ class PairRows:
     """The pairs of one file, and how likely the reference finds each answer."""
 
     def __init__(self, path: Path, reference_path: Path | None = None, beta: float = 1.0, num_slices: int = 1) -> None:
-        """`reference_path` holds log-probabilities of the same pairs (tasks/evaluation/score_pairs.py); without one
+        """`reference_path` holds log-probabilities of the same pairs (pair_scores.py); without one
         they count as 0. `num_slices`: into how many equal slices ranks divide the positions. Raises ValueError where
         the reference lacks a pair."""
         import pyarrow.parquet as pq
@@ -39,9 +39,9 @@ class PairRows:
         self._tokens = {side: _lists(table.column(side)) for side in SIDES}
         self._starts = table.column("answer_start").to_numpy()
         self._beta, self._num_slices = beta, num_slices
-        self._reference_P2 = np.zeros((len(self.ids), 2))
+        self.reference_P2 = np.zeros((len(self.ids), 2))
         if reference_path is not None:
-            self._reference_P2 = _reference(reference_path, self.ids)
+            self.reference_P2 = _reference(reference_path, self.ids)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -64,7 +64,7 @@ class PairRows:
             targets_BT[row, start - 1 : len(sequence) - 1] = sequence[start:]
             segments_BT[row, : len(sequence)] = 0
         last_B = torch.tensor([len(sequence) - 1 for sequence, _ in rows], device=device)
-        reference_B = torch.tensor(self._reference_P2[list(pairs)].ravel(), dtype=torch.float32, device=device)
+        reference_B = torch.tensor(self.reference_P2[list(pairs)].ravel(), dtype=torch.float32, device=device)
         return MicroBatch(
             *(torch.as_tensor(values, device=device) for values in (tokens_BT, targets_BT, segments_BT)),
             is_segmented=False,

@@ -27,7 +27,8 @@ EXPERTS = Shard(axis="expert", dim=0)
 def divide_experts(model: nn.Module, ranks: Ranks, *, is_overlapped: bool) -> None:
     """Keep this rank's experts of every layer and send tokens to where theirs are; before the optimizer is built.
 
-    DeepSpeed sums their gradients over `ranks.expert_data` only; experts without gradients are none of its business.
+    DeepSpeed sums their gradients over `ranks.expert_data` only, and ZeRO 3 divides their weights there. Frozen experts
+    beside what is trained are none of its business.
     `is_overlapped`: the shared expert is computed while tokens are exchanged.
     """
     if ranks.expert.size == 1:
@@ -37,16 +38,17 @@ def divide_experts(model: nn.Module, ranks: Ranks, *, is_overlapped: bool) -> No
     groups = ExpertGroups(ranks)
     mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
     are_trained = any(each.requires_grad for mixture in mixtures for each in mixture.experts.parameters())
+    are_marked = are_trained or not any(each.requires_grad for each in model.parameters())
     for mixture in mixtures:
         for name, whole in list(mixture.experts.named_parameters()):
             part = nn.Parameter(own_part(whole.data, EXPERTS, ranks).clone(), whole.requires_grad)
             part.shard = EXPERTS  # pyright: ignore[reportAttributeAccessIssue]
-            if are_trained:
+            if are_marked:
                 groups.mark_expert(part)
             setattr(mixture.experts, name, part)
         mixture.dispatcher = partial(RankDispatcher, axis=ranks.expert, is_overlapped=is_overlapped)
         groups.num_experts = mixture.num_experts
-    if are_trained:
+    if are_marked:
         model.add_module("expert_groups", groups)
 
 

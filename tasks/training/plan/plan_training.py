@@ -87,10 +87,7 @@ def _describe_evaluation(scale: Scale) -> str:
     if recipe.rollouts == "in_process":
         return f"has {whole} after each phase: {sizes}"
     asked = f"is asked of {resources.rollout_server} by {recipe.rollouts} after each phase; no device here holds it all"
-    scored = [phase.name for phase in scale.phases if phase.recipe.reads_pairs]
-    alone = [f"the preference pairs of {', '.join(scored)}"] if scored else []
-    alone += [f"the suite {suite.name}"] if suite else []
-    return f"{asked}; {' and '.join(alone)} still need {whole}: {sizes}" if alone else asked
+    return f"{asked}; the suite {suite.name} still needs {whole}: {sizes}" if suite else asked
 
 
 def _describe_suite(scale: Scale) -> str:

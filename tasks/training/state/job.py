@@ -39,8 +39,6 @@ class TrainingJob(Frozen):
     """solved.parquet, the pass rates of the prompts where objective.difficulty asks for some, else empty."""
     pairs_dir: str
     """Directory of train.parquet and validation.parquet, the pairs of a reward or DPO objective, else empty."""
-    reference_path: str
-    """scores.parquet of the reference on the same pairs for DPO, else empty."""
     reference_dir: str
     """Hugging Face directory of the model that PPO is held to; empty where that is the start."""
     reward_model_dir: str

@@ -17,7 +17,7 @@ from model.formats.checkpoint_names import checkpoint_shapes
 from tasks.release.checkpoint_source import open_source
 from tasks.release.convert_checkpoint import convert_checkpoint, merge_adapter
 from tasks.training.import_checkpoint import refuse_foreign_checkpoint
-from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights
+from tasks.training.loop.build_model import build_trainable, divide_model, make_weights
 from tasks.training.parallel.partitions import frozen_pieces_of
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.trainable import Trainable

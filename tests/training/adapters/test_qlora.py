@@ -18,7 +18,7 @@ from model.architecture.four_bit import FourBitMatrices
 from model.architecture.four_bit_layers import four_bit_matrices
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import checkpoint_shapes, to_checkpoint_tensors
-from tasks.training.loop.prepare_training import build_trainable, divide_model, make_weights, materialize
+from tasks.training.loop.build_model import build_trainable, divide_model, make_weights, materialize
 from tasks.training.parallel.partitions import frozen_pieces_of
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.plan import launch_rules

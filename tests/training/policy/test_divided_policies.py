@@ -51,6 +51,7 @@ TOPOLOGIES = {
     "critic's positions": ("critic", {"context_parallel": 2, "zero_stage": 1, "micro_batch_tokens": 15}),
     "critic's experts": ("critic", {"expert_parallel": 2, "zero_stage": 2, "micro_batch_tokens": 30}),
     "critic's weights": ("critic", {"zero_stage": 3}),
+    "critic's experts and weights": ("critic", {"expert_parallel": 2, "zero_stage": 3}),
     "critic of an adapter": ("bare critic", {"tensor_parallel": 2, "zero_stage": 1}),
     "scores in stages": ("scores", {"pipeline_parallel": 2}),
     "scores of shares": ("scores", {"zero_stage": 1, "micro_batch_tokens": 45}),

@@ -13,7 +13,6 @@ from model.architecture.transformer import Glm4Moe
 from model.generation.generation import InProcessEngine
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.prompts.verifiers import WrittenAnswer
-from tasks.evaluation.score_pairs import row_values
 from tasks.training.loop.frozen_models import score_answers
 from tasks.training.parallel.ranks import Ranks
 from tasks.training.parallel.trainable import DividedModel
@@ -27,7 +26,7 @@ from tasks.training.policy.rollouts import Rollout, add_scores, describe_groups,
 from tests.configs.test_phase_graph import CRITIC
 from tests.support.model_recipes import random_model
 from tests.support.training_inputs import RESOURCES, TrainingInputs
-from tests.training.preference.test_pair_losses import ANSWERS, CPU, PROMPTS, pair_rows, reward_model
+from tests.training.preference.test_pair_losses import ANSWERS, CPU, PROMPTS, pair_rows, reward_model, row_scores
 from tests.training.test_objectives import GRPO, rl_recipe
 
 SCORED = GRPO | {"rewards": {**GRPO["rewards"], "reward_model": 0.25}, "reward_model": "reward_model"}
@@ -35,7 +34,7 @@ SCORED = GRPO | {"rewards": {**GRPO["rewards"], "reward_model": 0.25}, "reward_m
 
 def test_an_answer_has_the_score_that_its_row_of_a_pair_has(tmp_path):
     model, rows = reward_model(), pair_rows(tmp_path)
-    expected = row_values(model, rows.micro_batch([0, 1, 2], CPU)).tolist()
+    expected = row_scores(model, rows.micro_batch([0, 1, 2], CPU)).tolist()
     sequences = [prompt + side for prompt, pair in zip(PROMPTS, ANSWERS, strict=True) for side in pair]
     engine = SimpleNamespace(zero_optimization_stage=lambda: 0)
     whole = DividedModel(engine, model, Ranks(*[ALONE] * 9))  # pyright: ignore[reportArgumentType]

@@ -15,7 +15,6 @@ from model.architecture.losses import IGNORED
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import to_checkpoint_tensors
 from model.formats.hf_checkpoint import config_dict, is_reward_model, load_model, write_checkpoint
-from tasks.evaluation.score_pairs import row_values
 from tasks.training.loop.pair_data import divided_batches
 from tasks.training.loop.pair_rows import PairRows
 from tests.model.test_adapters import LORA, adapted_model, merge_one
@@ -45,6 +44,12 @@ def pair_rows(directory, reference=None) -> PairRows:
     named = [{"id": str(number), "chosen": c, "rejected": r} for number, (c, r) in enumerate(reference)]
     pq.write_table(pa.Table.from_pylist(named[::-1]), directory / "scores.parquet")
     return PairRows(directory / "pairs.parquet", directory / "scores.parquet", BETA)
+
+
+def row_scores(model: Glm4Moe, batch) -> torch.Tensor:
+    """Of each row, from the hidden state of its last token."""
+    assert batch.preference is not None
+    return model.score(model.hidden_states(batch.token_ids_BT), batch.preference.last_B)
 
 
 def reward_model(seed: int = 0) -> Glm4Moe:
@@ -193,8 +198,8 @@ def test_a_reward_model_reads_back_and_scores_as_transformers_does(tmp_path):
     assert is_reward_model(tmp_path)
     batch = pair_rows(tmp_path).micro_batch([0, 1, 2], CPU)
     with torch.no_grad():
-        scores_B = row_values(model.eval(), batch)
-        assert torch.equal(row_values(load_model(tmp_path, is_scored=True), batch), scores_B)
+        scores_B = row_scores(model.eval(), batch)
+        assert torch.equal(row_scores(load_model(tmp_path, is_scored=True), batch), scores_B)
         theirs = Glm4MoeForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float32).eval()
         torch.testing.assert_close(theirs(batch.token_ids_BT).logits[:, 0], scores_B, rtol=1e-3, atol=1e-4)
     with pytest.raises(ValueError, match="holds a reward model, a language model is needed"):

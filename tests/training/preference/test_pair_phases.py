@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from configs.load import load_scale
 from configs.schema import PairEvaluationRecipe, PairPackingRecipe, Waypoint
 from infra.step import Output, Record, step
+from model.formats.hf_checkpoint import load_model
 from model.formats.weight_files import tensor_names
 from tasks.data.packing.pack_pairs import pack_pairs
 from tasks.data.records.documents import document_id
 from tasks.evaluation.evaluate_pairs import evaluate_pairs
-from tasks.evaluation.score_pairs import score_pairs
 from tasks.training.loop.pair_data import PairOrder
 from tasks.training.plan.launch_rules import refuse_impossible_training, unavailable_training
 from tasks.training.plan.topology import impossible_topology
@@ -27,7 +27,6 @@ from tests.training.test_objectives import course, sft_recipe
 from tests.training.test_phase import SAVE_EVERY_STEP, train_through_a_kill
 
 NUM_STEPS, ROWS = 12, 8
-EVALUATION = load_scale("micro").evaluation
 KINDS = {"reward": {"kind": "reward", "own_model": None}, "dpo": {"kind": "dpo", "beta": 0.2, "reference": None}}
 
 
@@ -72,16 +71,24 @@ def pair_arguments(inputs: TrainingInputs, recipe, start, resources=RESOURCES) -
     preferences = compute(inputs.store, write_toy_pairs)
     packing = PairPackingRecipe(sequence_length=SEQUENCE_LENGTH)
     pairs = compute(inputs.store, pack_pairs, preferences=preferences, tokenizer=inputs.tokenizer, recipe=packing)
-    reference = score(inputs, start, pairs, "train", "validation", "test") if recipe.objective.kind == "dpo" else None
     arguments = inputs.arguments(small_recipe(), resources, start) | {"recipe": recipe}
-    return arguments | dict.fromkeys(("packed", "shards")) | {"pairs": pairs, "reference": reference}
+    return arguments | dict.fromkeys(("packed", "shards")) | {"pairs": pairs}
 
 
-def score(inputs: TrainingInputs, checkpoint, pairs, *parts):
-    recipe = EVALUATION.recipe.pair_scoring(*parts)
-    return compute(
-        inputs.store, score_pairs, checkpoint=checkpoint, pairs=pairs, recipe=recipe, resources=EVALUATION.resources
-    )
+def values_of(hf_dir, pairs, is_scored: bool) -> np.ndarray:
+    """What an exported model makes of the pairs to judge by, one row after the other: (P, 2)."""
+    model, values = load_model(hf_dir, is_scored=is_scored), []
+    for pair in pq.read_table(pairs.path("test.parquet")).to_pylist():
+        for side in ("chosen", "rejected"):
+            row, start = pair[side], pair["answer_start"]
+            with torch.no_grad():
+                hidden_BTD = model.hidden_states(torch.tensor([row]))
+                if is_scored:
+                    values.append(float(hidden_BTD[0, -1] @ model.score.weight[0]))
+                else:
+                    logits_TV = model.lm_head(hidden_BTD)[0, start - 1 : -1].log_softmax(-1)
+                    values.append(float(logits_TV.gather(1, torch.tensor(row[start:])[:, None]).sum()))
+    return np.array(values).reshape(-1, 2)
 
 
 REWARD_SOONER = [pytest.param(kind, marks=[pytest.mark.long] * (kind == "dpo")) for kind in KINDS]
@@ -118,28 +125,20 @@ def test_the_phase_learns_and_its_loss_is_a_measure(trained):
 
 
 def test_held_out_pairs_judge_the_phase(inputs, tuned, trained):
+    """The scores are those of the exported weights, and the reference's those of the phase's start."""
     kind, arguments, artifact = trained
-    pairs, reference = arguments["pairs"], arguments["reference"]
-    figures = compute(
-        inputs.store,
-        evaluate_pairs,
-        scores=score(inputs, artifact, pairs, "test"),
-        reference=reference,
-        pairs=pairs,
-        recipe=PairEvaluationRecipe(beta=KINDS[kind].get("beta", 1.0)),
-    ).record
+    pairs, is_scored = arguments["pairs"], kind == "reward"
+    recipe = PairEvaluationRecipe(beta=KINDS[kind].get("beta", 1.0))
+    figures = compute(inputs.store, evaluate_pairs, checkpoint=artifact, pairs=pairs, recipe=recipe).record
     assert figures.num_pairs == pairs.record.num_test == 26 and figures.is_scored == (kind == "reward")
     assert figures.pair_accuracy > 0.8 and figures.interval[0] > 0.5
-    if kind == "dpo":
-        before = compute(
-            inputs.store,
-            evaluate_pairs,
-            scores=score(inputs, tuned, pairs, "test"),
-            reference=reference,
-            pairs=pairs,
-            recipe=PairEvaluationRecipe(beta=0.2),
-        ).record
-        assert before.pair_accuracy == 0.5 and before.mean_margin == 0.0
+    scores = pq.read_table(artifact.path("pairs/scores.parquet")).drop_columns("id")
+    values = np.stack([column.to_numpy() for column in scores.columns], 1)
+    np.testing.assert_allclose(values[:, :2], values_of(artifact.directory("hf"), pairs, is_scored), atol=1e-4)
+    before = np.zeros_like(values[:, 2:]) if is_scored else values_of(tuned.directory("hf"), pairs, is_scored)
+    np.testing.assert_allclose(values[:, 2:], before, atol=1e-4)
+    margins = recipe.beta * ((values[:, 0] - values[:, 1]) - (values[:, 2] - values[:, 3]))
+    assert figures.mean_margin == pytest.approx(margins.mean(), abs=1e-5)
 
 
 def test_a_reward_model_is_exported_with_its_head_and_without_what_predicts_tokens(tuned, trained):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from model.architecture.transformer import Glm4Moe
 from model.optimizer.optimizer import Muon
-from tasks.training.loop.prepare_training import divide_model
+from tasks.training.loop.build_model import divide_model
 from tasks.training.parallel.partitions import pieces_of
 from tasks.training.parallel.ranks import connect_ranks
 from tasks.training.parallel.shards import shard_of, whole_shape
