@@ -126,7 +126,10 @@ def _recipe(run: Run) -> SuiteRecipe:
     section = run.scale.evaluation
     assert section.suite is not None, "a suite is asked where the scale has one"
     return SuiteRecipe(
-        suite=load_suite(section.suite.name), limit=section.suite.limit, num_threads=section.recipe.num_threads
+        suite=load_suite(section.suite.name),
+        limit=section.suite.limit,
+        num_threads=section.recipe.num_threads,
+        rollouts=section.recipe.rollouts,
     )
 
 

@@ -205,6 +205,8 @@ class SuiteRecipe(Frozen):
     suite: Suite
     limit: int | None
     num_threads: int = Field(gt=0)
+    rollouts: Literal["in_process", "sglang", "vllm"]
+    """Who answers (EvaluationRecipe)."""
 
 
 class SuiteGateRecipe(Frozen):

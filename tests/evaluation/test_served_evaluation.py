@@ -9,11 +9,13 @@ import math
 import pyarrow.parquet as pq
 import pytest
 
-from configs.load import load_scale
-from configs.schema import ContractRecipe, Scale
+from configs.load import load_scale, load_suite
+from configs.schema import ContractRecipe, Scale, SuiteRecipe
 from infra.home import Home
 from infra.storage.open_store import open_store
+from tasks.data.sources.list_sources import list_named
 from tasks.data.validate_contract import validate_contract
+from tasks.evaluation.benchmarks.evaluate_suite import SUITE_FILE, evaluate_suite
 from tasks.evaluation.document_scores import score_far_texts
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from tasks.evaluation.expert_use import EXPERTS_FILE, read_expert_use
@@ -31,6 +33,7 @@ from tasks.evaluation.items import (
 )
 from tasks.evaluation.open_engine import open_engine
 from tasks.evaluation.suite import Question
+from tests.evaluation.benchmarks.toy_suite import write_suite
 from tests.support.data_inputs import RESOURCES as SPARK
 from tests.support.engines.engine_servers import STARTED, SglangServer, VllmServer
 from tests.support.evaluation_fakes import (
@@ -92,6 +95,33 @@ def test_what_a_server_scores_and_continues_greedily_is_what_one_device_does(sto
         assert (theirs.item_id, theirs.num_right) == (ours.item_id, ours.num_right)
     for figure in ("arithmetic_accuracy", "choice_accuracy", "choice_accuracy_normalised"):
         assert getattr(evaluation.record, figure) == getattr(own.record, figure)
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_suite_has_the_figures_of_one_device(kind, store, tmp_path):
+    """Every kind of benchmark, all answers greedy."""
+    path, data = write_suite(tmp_path / "toy")
+    suite = load_suite(str(path))
+    server = SERVERS[kind](checkpoint(store, "random").directory("hf"))
+    given = {"checkpoint": checkpoint(store, "trained"), "files": list_named(str(data), suite.own_files)}
+    try:
+        own, asked = (
+            commit(
+                store,
+                evaluate_suite,
+                recipe=SuiteRecipe(suite=suite, limit=None, num_threads=1, rollouts=rollouts),
+                resources=EVALUATION_RESOURCES.model_copy(update={"rollout_server": url}),
+                **given,
+            )
+            for rollouts, url in (("in_process", ""), (kind, server.url))
+        )
+    finally:
+        server.stop()
+    assert own.key != asked.key and len(own.record.figures) == len(suite.benchmarks)
+    assert asked.record.num_items == own.record.num_items
+    for name, figures in own.record.figures.items():
+        assert asked.record.figures[name] == pytest.approx(figures, abs=1e-6), name
+    assert json.loads(asked.path(SUITE_FILE).read_text())["engine"] == kind
 
 
 def test_a_server_samples_as_many_answers_and_plays_as_many_tasks(store, served):

@@ -22,6 +22,7 @@ from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_on
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.measured import MeasuredPhase
 from tasks.training.plan.plan_training import plan_training
+from tasks.training.plan.planned_needs import size
 from tasks.training.plan.rank_memory import rank_memory
 from tasks.training.plan.topology import data_parallel, impossible_topology
 from tasks.training.plan.worlds import smaller_worlds
@@ -556,15 +557,13 @@ def test_recipes_have_the_published_topologies(name):
     assert (*axes, resources.num_ranks) == PUBLISHED[name]
 
 
-def test_the_plan_says_who_evaluates_and_what_one_device_must_still_hold():
-    """Pairs are scored by their phase's ranks: `full` has a reward model, and only its suite is left."""
+def test_the_plan_says_who_evaluates_and_what_one_device_must_hold():
     full, tiny = plan_training(FULL), plan_training(load_scale("tiny")).evaluation
-    assert tiny.startswith("has one whole model on one device (cpu) after each phase: ")
+    weights = f"{size(4 * count_parameters(load_scale('tiny').model.recipe).total)} of weights in float32"
+    assert tiny == f"has one whole model on one device (cpu; {weights}) after each phase"
+    assert full.release.startswith("is compared with one whole model on one device (cpu; 1.4 TB of weights in float32)")
     asked = "is asked of http://rollouts:30000 by sglang after each phase; no device here holds it all"
-    alone = "; the suite release still needs one whole model on one device"
-    assert full.evaluation.startswith(asked + alone) and f"  evaluation   {full.evaluation}" in full.describe()
-    section = FULL.evaluation.model_copy(update={"suite": None})
-    assert plan_training(FULL.model_copy(update={"evaluation": section})).evaluation == asked
+    assert full.evaluation == asked and f"  evaluation   {full.evaluation}" in full.describe()
 
 
 def test_the_plan_says_what_changes_in_which_phase():

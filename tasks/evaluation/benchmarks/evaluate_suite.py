@@ -16,6 +16,7 @@ from tasks.evaluation.engine import reproducible_arithmetic
 if TYPE_CHECKING:
     from configs.schema import EvaluationResources, SuiteRecipe
     from tasks.data.sources.list_sources import SourceListing
+    from tasks.evaluation.harness import EngineModel
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 SUITE_FILE = "suite.json"
@@ -43,16 +44,14 @@ def evaluate_suite(
     resources: EvaluationResources,
     output: Output,
 ) -> SuiteEvaluation:
-    """Raises ValueError for a log-probability that is not finite."""
-    from tasks.evaluation.benchmarks.checkpoint_model import checkpoint_model
+    """Raises ValueError for a log-probability that is not finite, EngineError for a server that does not answer."""
     from tasks.evaluation.benchmarks.suite_results import write_result
 
     asked = read_listed_items("release", recipe.suite, files, recipe.limit)
+    who = "glm46" if recipe.rollouts == "in_process" else recipe.rollouts
     with reproducible_arithmetic(recipe.num_threads):
-        model = checkpoint_model(
-            checkpoint.directory("hf"), recipe.suite, checkpoint.digest, resources.device, output.report
-        )
-        result, items = run_suite(model, asked, checkpoint.digest, "glm46", output.report)
+        model = _open_model(checkpoint, recipe, resources, output)
+        result, items = run_suite(model, asked, checkpoint.digest, who, output.report)
     write_result(output.path(SUITE_FILE), result, items)
     return SuiteEvaluation(
         checkpoint_digest=checkpoint.digest,
@@ -62,3 +61,18 @@ def evaluate_suite(
         },
         num_items={each.name: each.num_items for each in result.benchmarks},
     )
+
+
+def _open_model(
+    checkpoint: Artifact[TrainedCheckpoint], recipe: SuiteRecipe, resources: EvaluationResources, output: Output
+) -> EngineModel:
+    from model.formats.hf_checkpoint import read_config
+    from tasks.evaluation.benchmarks.checkpoint_model import checkpoint_model, engine_model
+    from tasks.evaluation.open_engine import open_engine
+
+    weights_dir, suite = checkpoint.directory("hf"), recipe.suite
+    if recipe.rollouts == "in_process":
+        return checkpoint_model(weights_dir, suite, checkpoint.digest, resources.device, output.report)
+    engine = open_engine(checkpoint, recipe.rollouts, suite.dtype, resources)
+    positions = read_config(weights_dir).max_position_embeddings
+    return engine_model(lambda: engine, weights_dir, suite, engine.weights_version, positions, output.report)

@@ -74,33 +74,38 @@ def plan_training(
         cost=scale_cost(scale, [phase.needs for phase in phases], prices, machine),
         phases=phases,
         evaluation=_describe_evaluation(scale),
-        suite=_describe_suite(scale),
+        release=_describe_release(scale),
     )
 
 
 def _describe_evaluation(scale: Scale) -> str:
-    """What every phase's evaluation needs: no axis divides it, and a server answers only a part of it."""
-    recipe, resources, suite = scale.evaluation.recipe, scale.evaluation.resources, scale.evaluation.suite
-    weights = (2 if recipe.dtype == "bfloat16" else 4) * count_parameters(scale.model.recipe).total
-    whole = f"one whole model on one device ({resources.device})"
-    sizes = f"{size(weights)} of weights in {recipe.dtype}"
-    if recipe.rollouts == "in_process":
-        return f"has {whole} after each phase: {sizes}"
-    asked = f"is asked of {resources.rollout_server} by {recipe.rollouts} after each phase; no device here holds it all"
-    return f"{asked}; the suite {suite.name} still needs {whole}: {sizes}" if suite else asked
+    """Who answers after each phase: no axis divides an evaluation."""
+    recipe, resources = scale.evaluation.recipe, scale.evaluation.resources
+    if recipe.rollouts != "in_process":
+        return (
+            f"is asked of {resources.rollout_server} by {recipe.rollouts} after each phase; no device here holds it all"
+        )
+    return f"has {_whole_model(scale, resources.device, recipe.dtype)} after each phase"
 
 
-def _describe_suite(scale: Scale) -> str:
-    """The benchmarks of the release gate, and what a run reads for them before it trains."""
+def _whole_model(scale: Scale, device: str, dtype: str) -> str:
+    weights = (2 if dtype == "bfloat16" else 4) * count_parameters(scale.model.recipe).total
+    return f"one whole model on one device ({device}; {size(weights)} of weights in {dtype})"
+
+
+def _describe_release(scale: Scale) -> str:
+    """What engines are compared with, the benchmarks of the gate, and what a run reads for them before it trains."""
     wanted = scale.evaluation.suite
+    compared = f"is compared with {_whole_model(scale, scale.release.resources.device, 'float32')}"
     if wanted is None:
-        return ""
+        return compared
     suite = load_suite(wanted.name)
     datasets = sorted({dataset_and_file(address)[0].removeprefix(HUGGING_FACE) for address in suite.hub_files})
     hub = [f"from the Hugging Face Hub {', '.join(datasets)}"] if datasets else []
     own = [f"from --data, with the role evaluation, {', '.join(sorted(suite.own_files))}"] if suite.own_files else []
     read = "; ".join([*hub, *own]) or "no file: every item is made"
-    return f"is asked {', '.join(wanted.bounds)} (suite {wanted.name}); a run reads, before it trains, {read}"
+    asked = f"is asked {', '.join(wanted.bounds)} (suite {wanted.name})"
+    return f"{compared}; {asked}; a run reads, before it trains, {read}"
 
 
 def _plan_phase(

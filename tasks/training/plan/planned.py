@@ -168,9 +168,9 @@ class Plan(BaseModel):
     cost: PlannedCost
     phases: tuple[PlannedPhase, ...]
     evaluation: str
-    """What a device must hold to evaluate a phase's checkpoint, in words."""
-    suite: str
-    """What a release is asked and where its files come from, in words; empty where the scale has no suite."""
+    """Who evaluates a phase's checkpoint, and what a device must hold for it, in words."""
+    release: str
+    """What a release computes on one device, what it is asked, and where the files of that come from, in words."""
 
     @property
     def is_possible(self) -> bool:
@@ -206,7 +206,7 @@ class Plan(BaseModel):
             f"  cost         {self.cost.describe(self.scale)}",
             "  rank-hours include what is lost to failures and saves on accelerators; smallest world: by --search",
             f"  evaluation   {self.evaluation}",
-            *([f"  release      {self.suite}"] if self.suite else []),
+            f"  release      {self.release}",
             "",
             *table([(phase.name, phase.schedule) for phase in self.phases]),
             "",

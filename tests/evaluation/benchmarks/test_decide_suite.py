@@ -186,7 +186,9 @@ def test_a_worse_checkpoint_is_refused_through_the_real_step(store, tmp_path):
     toy = load_suite(str(write_suite(tmp_path / "toy")[0]))
     asked = [benchmark for benchmark in toy.benchmarks if benchmark.name == "texts"]
     asked.append(RetrievalBenchmark(**NEEDLE | {"document_chars": [100], "items_per_depth": 12}))  # pyright: ignore
-    recipe = SuiteRecipe(suite=toy.model_copy(update={"benchmarks": asked}), limit=None, num_threads=1)
+    recipe = SuiteRecipe(
+        suite=toy.model_copy(update={"benchmarks": asked}), limit=None, num_threads=1, rollouts="in_process"
+    )
     files = list_named(str(tmp_path), {"texts.jsonl": "texts"})
     made = {
         name: commit(

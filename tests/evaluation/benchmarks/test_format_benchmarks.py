@@ -42,7 +42,9 @@ def measured(tmp_path_factory):
     toy = load_suite(str(write_suite(home / "toy")[0]))
     asked = [benchmark for benchmark in toy.benchmarks if benchmark.name == "texts"]
     asked.append(RetrievalBenchmark(**NEEDLE | {"document_chars": [100], "items_per_depth": 12}))  # pyright: ignore
-    recipe = SuiteRecipe(suite=toy.model_copy(update={"benchmarks": asked}), limit=None, num_threads=1)
+    recipe = SuiteRecipe(
+        suite=toy.model_copy(update={"benchmarks": asked}), limit=None, num_threads=1, rollouts="in_process"
+    )
     files, weights = list_named(str(home), {"texts.jsonl": "texts"}), checkpoint(store, "trained")
     given = {"checkpoint": weights, "resources": EVALUATION_RESOURCES}
     answers = commit(store, evaluate_suite, files=files, recipe=recipe, **given)
