@@ -1,7 +1,7 @@
 """Splits web archives (WARC, ARC; plain or gzip) into their records. Runs in executors: imports no Spark.
 
 A record's position is its byte in the file as stored. In a compressed file, that is the byte of its gzip member: the
-offset of CDX indexes. (In a file in zstd or bz2, whose frames hold anything, it is the record's byte after
+offset of CDX indexes. (In a file in zstd, bz2 or xz, whose frames hold anything, it is the record's byte after
 decompression.) Where several records share one member, the later ones are named by the member in the source and by
 their byte in it. A record whose length is wrong, or a damaged member, costs only that record: reading goes on at the
 next header or member. FastWARC reads whole archives in half the time and gives the same bodies, but it ends at the
@@ -56,7 +56,7 @@ class ArchiveBytes:
     """The decompressed bytes ahead, with the addresses of the gzip members that hold them."""
 
     def __init__(self, name: str, file: HashingReader) -> None:
-        self._stream = decompressed(name, file) if codec_of(name) in ("bz2", "zstd") else file
+        self._stream = decompressed(name, file) if codec_of(name) in ("bz2", "xz", "zstd") else file
         self._file, self._damage = file, ""
         self._raw = self._read()
         self._members = (

@@ -28,7 +28,8 @@ class JsonLine:
 
 
 def json_lines(name: str, file: HashingReader, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[JsonLine]:
-    """The lines of a file that are not blank; a broken compression ends with reason truncated_gzip, _bz2 or _zstd."""
+    """The lines of a file that are not blank; a broken compression ends with reason truncated_gzip, _bz2, _xz or
+    _zstd."""
     stream = decompressed(name, file)
     offset = 0
     try:

@@ -23,7 +23,7 @@ INFLATED_BYTES = 1 << 18
 """Bytes decompressed at once."""
 OBJECT_BLOCK_BYTES = 8 << 20
 """Bytes per ranged request: about what one connection carries in a tenth of a second."""
-CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+CODECS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 GARBLED: tuple[type[Exception], ...] = (DamagedStreamError,)
 """Exceptions of a damaged stream, raised after its last good byte; the reason `truncated_*` names the codec."""
 MAX_ATTEMPTS = 6
@@ -42,7 +42,7 @@ class ChangedSourceError(Exception):
 
 
 def codec_of(name: str) -> str:
-    """gzip, bz2 or zstd by a file's ending; empty for none."""
+    """gzip, bz2, xz or zstd by a file's ending; empty for none."""
     return next((codec for suffix, codec in CODECS.items() if name.lower().endswith(suffix)), "")
 
 

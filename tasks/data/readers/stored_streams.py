@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import hashlib
 import io
+import lzma
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
@@ -19,7 +20,9 @@ from isal import isal_zlib
 READ_BYTES = 1 << 16
 """Stored bytes read at once; Arrow reads as many."""
 GZIP_MAGIC = b"\x1f\x8b\x08"
-BROKEN: tuple[type[Exception], ...] = (OSError, zlib.error, cast("type[Exception]", isal_zlib.error))
+XZ_MEMORY_BYTES = 256 << 20
+"""Of a decompressor: `xz -9` needs 65 MB; a hostile file would ask for gigabytes."""
+BROKEN: tuple[type[Exception], ...] = (*(OSError, zlib.error, lzma.LZMAError), cast("type[Exception]", isal_zlib.error))
 """Exceptions of decompressors; a failure of disk or network raises UnreadableSourceError before it reaches them."""
 
 
@@ -81,8 +84,8 @@ class HashingReader(io.BufferedIOBase):
 
 
 class MemberReader(io.RawIOBase):
-    """The members of a gzip file, or the streams of a bz2 file, one after the other. `ahead` holds bytes that were read
-    from `file` before."""
+    """The members of a gzip file, or the streams of a bz2 or xz file, one after the other. `ahead` holds bytes that
+    were read from `file` before."""
 
     def __init__(self, file: HashingReader, codec: str, ahead: bytes = b"") -> None:
         self._file, self._codec, self._input = file, codec, ahead
@@ -148,12 +151,12 @@ class MemberReader(io.RawIOBase):
                 return False
         self._input = self._input.lstrip(b"\0")
         self.start, self._num_given, self._broken_at = self._file.position - len(self._input), 0, 0
-        self._inflate = isal_zlib.decompressobj(31) if self._codec == "gzip" else bz2.BZ2Decompressor()
+        self._inflate = isal_zlib.decompressobj(31) if self._codec == "gzip" else _stream_decompressor(self._codec)
         return True
 
     def _careful(self) -> bytes:
         """What the damaged member holds after the bytes that were returned."""
-        inflate: Any = zlib.decompressobj(31) if self._codec == "gzip" else bz2.BZ2Decompressor()
+        inflate: Any = zlib.decompressobj(31) if self._codec == "gzip" else _stream_decompressor(self._codec)
         recovered, left, near = bytearray(), self._num_given, self._file.position - 2 * READ_BYTES
         self._broken_at = self.start
         try:
@@ -168,6 +171,10 @@ class MemberReader(io.RawIOBase):
         except BROKEN:
             pass  # where the damage is
         return bytes(recovered)
+
+
+def _stream_decompressor(codec: str) -> bz2.BZ2Decompressor | lzma.LZMADecompressor:
+    return bz2.BZ2Decompressor() if codec == "bz2" else lzma.LZMADecompressor(lzma.FORMAT_XZ, XZ_MEMORY_BYTES)
 
 
 class ZstdReader(io.RawIOBase):

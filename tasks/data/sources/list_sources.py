@@ -28,7 +28,7 @@ from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot, local_root
 
 BLOCK_BYTES = 1 << 20
 EMBEDDED_CODE = "python"
-TYPICAL_RATIO = {"gzip": 4, "bz2": 5, "zstd": 4}
+TYPICAL_RATIO = {"gzip": 4, "bz2": 5, "xz": 5, "zstd": 4}
 """Decompressed bytes of text per stored byte, by codec: remote files are not read to measure their size."""
 TYPICAL_COMMIT_BYTES = 4000
 REPORTED_BYTES = 1 << 30
@@ -114,14 +114,14 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
     if needed == "sft" and not any(file.role in ("sft", "prompts") for file in files):
         raise ValueError(
             f"{data} holds no conversations{root.note}: name a .jsonl (one conversation per line), .json (an array of "
-            "them) or .parquet file, or a directory of .jsonl and .parquet files (.gz, .bz2 and .zst are read as "
+            "them) or .parquet file, or a directory of .jsonl and .parquet files (.gz, .bz2, .xz and .zst are read as "
             f"well), or give files the role sft in its {MANIFEST_NAME}"
         )
     if needed == "pretrain" and not any(file.role == needed for file in files):
         raise ValueError(
             f"{root.where} holds no text to train on{root.note}: put .txt, .md, .html, .jsonl, .parquet, .warc or "
             f"source files there "
-            "(.gz, .bz2 and .zst are read as well), or give files the role pretrain in its glm46-data.yaml"
+            "(.gz, .bz2, .xz and .zst are read as well), or give files the role pretrain in its glm46-data.yaml"
         )
     return SourceListing(files)
 

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
 import tracemalloc
 import unicodedata
 import zipfile
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.data.readers.source_bytes import GARBLED, HashingReader, blocks, decompressed
+from tasks.data.readers.source_bytes import CODECS, GARBLED, HashingReader, blocks, decompressed
 from tasks.data.readers.source_records import LOST, _source_rows
 from tasks.data.readers.table_records import parquet_lines
 from tasks.data.records.documents import content_digest, document_id
@@ -33,6 +34,7 @@ PACK = {
     "": bytes,
     ".gz": lambda data: gzip.compress(data, mtime=0),
     ".bz2": lambda data: bz2.compress(data, 1),
+    ".xz": lambda data: lzma.compress(data, preset=1),
     ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
 }
 
@@ -75,17 +77,19 @@ def outcomes(rows: list[dict]) -> list[tuple[int, str]]:
 
 def readable(data: bytes, ending: str) -> bytes:
     """What a decompressor gives that is fed byte by byte."""
-    inflate = zlib.decompressobj(31) if ending == ".gz" else bz2.BZ2Decompressor()
+    inflate = {".gz": lambda: zlib.decompressobj(31), ".bz2": bz2.BZ2Decompressor, ".xz": lzma.LZMADecompressor}[
+        ending
+    ]()
     recovered = []
     for at in range(len(data)):
         try:
             recovered.append(inflate.decompress(data[at : at + 1]))
-        except (zlib.error, OSError):
+        except (zlib.error, lzma.LZMAError, OSError):
             break
     return b"".join(recovered)
 
 
-@pytest.mark.parametrize("ending", [".gz", ".bz2"])
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "checksum"])
 @pytest.mark.parametrize("size", [300, 200_000])
 def test_every_byte_before_a_damage_is_given(ending, damage, size):
@@ -121,16 +125,14 @@ def test_every_block_before_a_damage_of_zstd_is_given():
         )
 
 
-@pytest.mark.parametrize("ending", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
 def test_all_lines_before_a_break_are_documents_and_the_rest_one_rejection(tmp_path, ending):
     data = PACK[ending](b"".join(LINES))
     data = data[: len(data) * 3 // 4]
     rows = rows_of(f"x.jsonl{ending}", "jsonl", data, tmp_path)
     whole = readable(data, ending).count(b"\n") if ending != ".zst" else len(rows) - 1
     assert [row["text"] for row in rows[:-1]] == [json.loads(line)["text"] for line in LINES[:whole]] and whole > 1000
-    assert outcomes(rows[-1:]) == [
-        (sum(map(len, LINES[:whole])), f"truncated_{ {'.gz': 'gzip', '.bz2': 'bz2', '.zst': 'zstd'}[ending] }")
-    ]
+    assert outcomes(rows[-1:]) == [(sum(map(len, LINES[:whole])), f"truncated_{CODECS[ending]}")]
 
 
 def test_a_text_keeps_its_lines_before_a_break(tmp_path):
