@@ -30,7 +30,7 @@ from infra.servers.recorded_servers import (
 )
 from infra.servers.server_answers import wait_for_recorded
 from infra.servers.server_password import API_URL, ENVIRONMENT, MLFLOW_URL, write_environment
-from infra.servers.servers import exclusive, start_servers, stop_servers, wait_until_healthy
+from infra.servers.servers import exclusive, start_servers, stop_servers, urls_of, wait_until_healthy
 
 SITES = ("local", "slurm", "kubernetes")
 """Work pools; the worker of the first is that of `glm46 up`."""
@@ -69,12 +69,15 @@ def bring_up(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
 
 
 def _start_servers(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
+    """Recorded before they answer: `glm46 down` ends them if this process is killed while it waits."""
     servers = start_servers(home, take_port(prefect_port), take_port(mlflow_port), detached=True)
     try:
+        record(home, urls_of(servers))
         urls = wait_until_healthy(home, servers, print)
         record(home, urls)
     except BaseException:
         stop_servers(servers)
+        forget(home)
         raise
     return urls
 

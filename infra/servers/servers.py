@@ -103,7 +103,7 @@ def _private_servers(
     servers = start_servers(home, free_port(), free_port(), detached=False)
     is_over = threading.Event()
     try:
-        prepare(_urls_of(servers))
+        prepare(urls_of(servers))
         urls = wait_until_healthy(home, servers, say)
         threading.Thread(target=_leave_when_one_dies, args=(servers, is_over), daemon=True).start()
         yield urls
@@ -211,7 +211,7 @@ def wait_until_healthy(home: Home, servers: list[Server], say: Callable[[str], N
             say(f"the {server.name} server was killed by signal {killed_by} while it started: it is started again")
             servers[number] = replace(server, process=server.begin())
             _wait_for(home, servers[number])
-    urls = _urls_of(servers)
+    urls = urls_of(servers)
     ask_databases(home, urls)
     return urls
 
@@ -220,7 +220,8 @@ def _wait_for(home: Home, server: Server) -> None:
     wait_for_answer(home, server.name, server.url, lambda: server.process.poll() is not None)
 
 
-def _urls_of(servers: list[Server]) -> ServerUrls:
+def urls_of(servers: list[Server]) -> ServerUrls:
+    """Addresses and processes of started servers."""
     addresses = {server.name: server.url for server in servers}
     return ServerUrls(**addresses, pids={server.name: server.process.pid for server in servers})
 

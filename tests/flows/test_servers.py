@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import pytest
 
+from flows.cli import deployment
 from flows.cli.deployment import bring_down, bring_up
 from infra.child_process import free_port
 from infra.servers import server_answers
@@ -26,6 +27,7 @@ from infra.servers.recorded_servers import (
     lasting_mlflow,
     log_path,
     read_recorded,
+    read_servers_file,
     record,
     recorded_process,
 )
@@ -126,6 +128,28 @@ def test_beside_one_living_server_no_private_one_opens_its_database(recorded, ho
     with pytest.raises(ValueError, match=r"the mlflow server of `glm46 up` has ended .*mlflow\.log.*`glm46 down` ends"):
         running_servers(home, print).__enter__()
     assert bring_down(home) == 2 and read_recorded(home) is None
+
+
+def test_servers_are_recorded_before_they_answer(home, monkeypatch):
+    """So `glm46 down` finds them where `glm46 up` was killed in between; where it fails, it ends them itself."""
+    ports = {"prefect": free_port(), "mlflow": free_port()}
+    urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    servers = [
+        Server(name, url, pytest.fail, begin(home, "sleep", "600"), log_path(home, name)) for name, url in urls.items()
+    ]
+    found = []
+
+    def fail(*arguments: object) -> ServerUrls:
+        found.append(read_recorded(home))
+        raise RuntimeError("the mlflow server has ended")
+
+    monkeypatch.setattr(deployment, "start_servers", lambda *arguments, **named: servers)
+    monkeypatch.setattr(deployment, "wait_until_healthy", fail)
+    with patch.dict(os.environ), pytest.raises(RuntimeError, match="the mlflow server has ended"):
+        bring_up(home, *ports.values())
+    pids = {server.name: server.process.pid for server in servers}
+    assert found == [ServerUrls(**urls, pids=pids)] and read_servers_file(home) is None
+    assert all(server.process.poll() is not None for server in servers)
 
 
 def test_a_server_killed_while_it_starts_is_started_again_and_one_that_gives_up_is_not(home):
