@@ -22,7 +22,7 @@ READ_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b\x08"
 XZ_MEMORY_BYTES = 256 << 20
 """Of a decompressor: `xz -9` needs 65 MB; a hostile file would ask for gigabytes."""
-BROKEN: tuple[type[Exception], ...] = (*(OSError, zlib.error, lzma.LZMAError), cast("type[Exception]", isal_zlib.error))
+BROKEN: tuple[type[Exception], ...] = (OSError, zlib.error, lzma.LZMAError, cast("type[Exception]", isal_zlib.error))
 """Exceptions of decompressors; a failure of disk or network raises UnreadableSourceError before it reaches them."""
 
 
