@@ -108,14 +108,12 @@ def test_every_shipped_suite_needs_no_file_of_the_user_and_has_its_bounds(name):
 
 def test_a_plan_says_what_a_release_is_asked_and_what_it_reads():
     said = plan_training(load_scale("full")).describe()
-    assert (
-        "release      is asked mmlu, arc_challenge, " in said and "from the Hugging Face Hub Rowan/hellaswag, " in said
-    )
-    assert "no file: every item is made" in plan_training(load_scale("nightly")).suite
+    assert "; is asked mmlu, arc_challenge, " in said and "from the Hugging Face Hub Rowan/hellaswag, " in said
+    assert "no file: every item is made" in plan_training(load_scale("nightly")).release
     scale = load_scale("tiny")
-    assert plan_training(scale).suite == "" and "release  " not in plan_training(scale).describe()
+    assert "is asked" not in plan_training(scale).release
     wanted = load_scale("nightly").evaluation.suite
     assert wanted is not None
     asked = scale.evaluation.model_copy(update={"suite": wanted.model_copy(update={"name": "hellaswag"})})
-    said = plan_training(scale.model_copy(update={"evaluation": asked})).suite
+    said = plan_training(scale.model_copy(update={"evaluation": asked})).release
     assert said.endswith("from --data, with the role evaluation, data/validation-00000-of-00001.parquet")
