@@ -6,6 +6,7 @@ lm-evaluation-harness, with which tests/evaluation/benchmarks/test_published_lay
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ UNBRACED_BOX = re.compile(r"\\boxed\s+([^$]+)")
 """`\\boxed 5`, as some solutions of MATH write it."""
 CHOICE_KINDS = ("choice", "lettered_choice")
 LAST_WORD = "last_word"
+GPQA_CHOICES = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
 class LacksError(ValueError):
@@ -126,6 +128,42 @@ def _piqa(record: Record) -> dict[str, Any]:
     return {"question": given_text(record, ("goal",)), "choices": solutions}
 
 
+def _mmlu_pro(record: Record) -> dict[str, Any]:
+    options = record["options"]
+    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+        raise LacksError("it has no list of texts in options")
+    return {"question": given_text(record, ("question",)), "choices": options}
+
+
+def _gpqa(record: Record) -> dict[str, Any]:
+    """The choices in an order by hash: the file has the right one first."""
+    question = given_text(record, ("Question",)).strip()
+    choices = [given_text(record, (name,)).strip() for name in GPQA_CHOICES]
+    if len({*choices}) < len(choices):
+        raise LacksError("two of its answers are the same")
+    choices.sort(key=lambda choice: hashlib.sha256(f"{question}\n{choice}".encode()).digest())
+    return {"question": question, "choices": choices}
+
+
+def _gpqa_right(record: Record, asked: Record) -> int:
+    return asked["choices"].index(record[GPQA_CHOICES[0]].strip())
+
+
+def _truthfulqa(record: Record) -> dict[str, Any]:
+    targets = record["mc1_targets"]
+    choices, labels = (targets.get("choices"), targets.get("labels")) if isinstance(targets, dict) else (None, None)
+    if not isinstance(choices, list) or not isinstance(labels, list) or len(choices) != len(labels):
+        raise LacksError("mc1_targets has no lists choices and labels of the same length")
+    return {"question": given_text(record, ("question",)), "choices": choices}
+
+
+def _only_label(record: Record, _: Record) -> int:
+    labels = record["mc1_targets"]["labels"]
+    if labels.count(1) != 1:
+        raise LacksError(f"mc1_targets marks {labels.count(1)} of its choices as right, not one")
+    return labels.index(1)
+
+
 def _boolq(record: Record) -> dict[str, Any]:
     if not isinstance(record["answer"], bool):
         raise LacksError(f"answer {record['answer']!r} is neither true nor false")
@@ -183,6 +221,16 @@ LAYOUTS = (
         unless=RIGHT,
     ),
     Layout("PIQA", CHOICE_KINDS, ("goal", "sol1", "sol2", "label"), _piqa, _numbered("label", 0), unless=("choices",)),
+    Layout(
+        "MMLU-Pro",
+        CHOICE_KINDS,
+        ("question", "options", "answer_index"),
+        _mmlu_pro,
+        _numbered("answer_index", 0),
+        unless=("choices",),
+    ),
+    Layout("GPQA", CHOICE_KINDS, ("Question", *GPQA_CHOICES), _gpqa, _gpqa_right, unless=("question",)),
+    Layout("TruthfulQA", CHOICE_KINDS, ("question", "mc1_targets"), _truthfulqa, _only_label, unless=("choices",)),
     Layout("BoolQ", ("choice",), ("passage", "question", "answer"), _boolq, _truth, unless=("choices",)),
     Layout(
         "WinoGrande",

@@ -22,7 +22,7 @@ from tasks.data.readers.source_bytes import (
     is_listed,
     open_source,
 )
-from tasks.data.readers.table_records import HTML_LINES, JSON, json_records, parquet_records
+from tasks.data.readers.table_records import CSV, HTML_LINES, JSON, csv_records, json_records, parquet_records
 from tasks.data.readers.text_records import html_file, package_record, text_records, topic_records, zip_records
 from tasks.data.readers.web_archives import archive_pages
 from tasks.data.readers.wiki_dumps import wiki_pages
@@ -158,6 +158,8 @@ def _records(source: Source, file: HashingReader, max_record_bytes: int) -> Iter
     name, form = source["name"], source["format"]
     if form in RECORD_FORMATS:
         yield from json_records(source, file, max_record_bytes)
+    elif form == CSV:
+        yield from csv_records(source, file, max_record_bytes)
     elif form == ISSUES:
         yield from thread_records(source, file, max_record_bytes)
     elif form == "parquet":

@@ -1,4 +1,4 @@
-"""Reads records with fields: JSON lines, JSON arrays and Parquet. Runs in executors: imports no Spark."""
+"""Reads records with fields: JSON lines, JSON arrays, CSV and Parquet. Runs in executors: imports no Spark."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tasks.data.readers.csv_lines import csv_lines
 from tasks.data.readers.json_lines import JsonLine, json_lines
 from tasks.data.readers.json_objects import json_objects
 from tasks.data.readers.parsed_records import Parsed, rejection
@@ -24,6 +25,7 @@ BATCH_ROWS = 64
 HTML_LINES = "html_jsonl"
 JSON = "json"
 """A JSON array of records, or records one after the other."""
+CSV = "csv"
 
 Row = dict[str, Any]
 """A record of a user's file, which may hold any fields, or the row of its source."""
@@ -32,19 +34,25 @@ Row = dict[str, Any]
 def json_records(source: Row, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
     """The records of a file of JSON lines or of a JSON array; `offset` is the first byte of each, decompressed."""
     read = json_objects if source["format"] == JSON else json_lines
-    for line in read(source["name"], file, max_record_bytes):
-        if line.record is None:
-            yield rejection(source["name"], line.offset, line.reason, line.detail)
-        else:
-            yield record_of(source, line.offset, line.record)
+    yield from _records_of(source, read(source["name"], file, max_record_bytes))
+
+
+def csv_records(source: Row, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:
+    """The rows of a CSV file; `offset` is the first byte of each, decompressed."""
+    lines = csv_lines(source["name"], file, max_record_bytes, lambda names: _columns(source, names)[1])
+    yield from _records_of(source, lines)
 
 
 def parquet_records(source: Row, max_record_bytes: int) -> Iterator[Parsed]:
     """The rows of a Parquet file; `offset` is the row's number."""
-    name = source["name"]
-    for line in parquet_lines(name, source["path"], source["sha256"], max_record_bytes, partial(_columns, source)):
+    address = (source["name"], source["path"], source["sha256"])
+    yield from _records_of(source, parquet_lines(*address, max_record_bytes, partial(_columns, source)))
+
+
+def _records_of(source: Row, lines: Iterator[JsonLine]) -> Iterator[Parsed]:
+    for line in lines:
         if line.record is None:
-            yield rejection(name, line.offset, line.reason, line.detail)
+            yield rejection(source["name"], line.offset, line.reason, line.detail)
         else:
             yield record_of(source, line.offset, line.record)
 

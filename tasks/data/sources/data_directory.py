@@ -20,7 +20,7 @@ from tasks.data.readers.git_trees import GIT_COMMITS, GIT_DIRECTORY
 from tasks.data.readers.issue_threads import ISSUES
 from tasks.data.readers.record_lines import TABLES
 from tasks.data.readers.source_bytes import GARBLED, HashingReader, decompressed, open_source, stem_of
-from tasks.data.readers.table_records import JSON
+from tasks.data.readers.table_records import CSV, JSON
 from tasks.data.records.documents import CODE, COMMIT, ISSUE
 from tasks.data.sources.globs import Glob
 from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot
@@ -37,6 +37,7 @@ FORMATS = (
     "text",
     "jsonl",
     JSON,
+    CSV,
     "parquet",
     "html",
     "html_jsonl",
@@ -247,7 +248,9 @@ def _parse_entry(path: str, number: int, entry: object) -> RoleEntry:
 
 
 def _with_format(entry: RoleEntry, name: str, manifest: str) -> RoleEntry:
-    form = entry.format or format_of(name) or ("" if entry.role in ("pretrain", "reference") else _record_format(name))
+    form = (
+        entry.format or format_of(name) or ("" if entry.role in ("pretrain", "reference") else record_format_of(name))
+    )
     if not form and entry.role in TEXT_ROLES:
         raise ValueError(
             f"{manifest}: {name} has role {entry.role}, but its ending names no format: add `format: "
@@ -274,8 +277,12 @@ def format_of(name: str) -> str:
     return "text" if stem == name.lower() and stem.endswith((*CODE_SUFFIXES, *PATCH_SUFFIXES)) else ""
 
 
-def _record_format(name: str) -> str:
-    """`.json` in a role of records; as text to train on, it is settings more often than documents."""
+def record_format_of(name: str) -> str:
+    """The format of an ending that in a corpus means settings or numbers more often than documents: read where the
+    role is one of records, or where a file is named by itself."""
+    stem = stem_of(name)
+    if stem.endswith((".csv", ".tsv")):
+        return CSV
     return JSON if name.lower().endswith(".json") else ""
 
 
@@ -288,8 +295,8 @@ def _roles_by_suffix(root: SourceRoot, names: list[str], needed: str) -> list[tu
     role, assigned = "sft" if needed == "sft" else "pretrain", []
     for name in names:
         form, tree = format_of(name), root.tree_of(name)
-        if role == "sft" and len(names) == 1:
-            form = form or _record_format(name)
+        if len(names) == 1:
+            form = form or record_format_of(name)
         if role == "sft" and form not in TABLES:
             continue
         if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):

@@ -46,8 +46,8 @@ HARMLESS_REASONS = (
 )
 """Reasons of records that are no text, from a package's empty __init__.py to a crawl's pictures: counted, but no sign
 of damage."""
-STOPPING_REASONS = ("missing_column",)
-"""Reasons by which a mistake in the manifest loses a whole file: one such record stops the run."""
+STOPPING_REASONS = ("missing_column", "broken_header")
+"""Reasons by which a mistake in the manifest or in a first row loses a whole file: one such record stops the run."""
 
 
 class IngestedDocuments(Record):

@@ -21,7 +21,7 @@ from infra.step import digest_of
 from tasks.data.readers.git_trees import GIT_COMMITS, GIT_DIRECTORY, commits_digest
 from tasks.data.readers.source_bytes import GARBLED, HUGGING_FACE, HashingReader, codec_of, decompressed
 from tasks.data.records.documents import CODE
-from tasks.data.sources.data_directory import TEXT_ROLES, RoleEntry, assign_roles, format_of
+from tasks.data.sources.data_directory import TEXT_ROLES, RoleEntry, assign_roles, format_of, record_format_of
 from tasks.data.sources.embedded_sources import package_descriptions, pydoc_topics, standard_library
 from tasks.data.sources.remote_sources import HELD_OUT, dataset_and_file, is_remote, remote_files
 from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot, local_root
@@ -114,14 +114,14 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
     if needed == "sft" and not any(file.role in ("sft", "prompts") for file in files):
         raise ValueError(
             f"{data} holds no conversations{root.note}: name a .jsonl (one conversation per line), .json (an array of "
-            "them) or .parquet file, or a directory of .jsonl and .parquet files (.gz, .bz2, .xz and .zst are read as "
-            f"well), or give files the role sft in its {MANIFEST_NAME}"
+            "them), .csv or .parquet file, or a directory of .jsonl and .parquet files (.gz, .bz2, .xz and .zst are "
+            f"read as well), or give files the role sft in its {MANIFEST_NAME}"
         )
     if needed == "pretrain" and not any(file.role == needed for file in files):
         raise ValueError(
             f"{root.where} holds no text to train on{root.note}: put .txt, .md, .html, .jsonl, .parquet, .warc or "
-            f"source files there "
-            "(.gz, .bz2, .xz and .zst are read as well), or give files the role pretrain in its glm46-data.yaml"
+            f"source files there (.gz, .bz2, .xz and .zst are read as well), name one .csv or .json file itself, or "
+            f"give files the role pretrain in its {MANIFEST_NAME}"
         )
     return SourceListing(files)
 
@@ -171,7 +171,7 @@ def _roles_by_split(root: SourceRoot, names: Collection[str]) -> list[tuple[str,
     return [
         (name, RoleEntry(name, "evaluation" if HELD_OUT.search(name) else "pretrain", form))
         for name in root.names
-        if name in names and (form := format_of(name))
+        if name in names and (form := format_of(name) or record_format_of(name))
     ]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,23 @@ ARC = {
 PIQA = {"goal": "Cool a soup.", "sol1": "Stir it.", "sol2": "Boil it.", "label": 0}
 BOOLQ = {"question": "is the sky blue", "passage": "The sky is blue.", "answer": True}
 WINOGRANDE = {"sentence": "Sarah thanked Maria, because _ had helped.", "option1": "Sarah", "option2": "Maria"}
+MMLU_PRO = {
+    "question_id": 70,
+    "question": "Which is a prime?",
+    "options": ["4", "6", "7", "8", "9"],
+    "answer": "C",
+    "answer_index": 2,
+    "category": "math",
+}
+GPQA = {
+    "Question": "Which gas do plants take in? ",
+    "Correct Answer": "carbon dioxide",
+    "Incorrect Answer 1": "oxygen\n",
+    "Incorrect Answer 2": "helium",
+    "Incorrect Answer 3": "neon",
+    "Explanation": "Photosynthesis.",
+}
+TRUTHFULQA = {"question": "Can pigs fly?", "mc1_targets": {"choices": ["They can.", "No."], "labels": [0, 1]}}
 LAMBADA = {"text": "He looked at the moon.\n\nThe night was cold and he missed the sun"}
 ALGEBRA = {
     "problem": "What is $1+1$?",
@@ -103,6 +122,10 @@ def test_a_published_record_is_asked_as_the_harness_asks_it(tmp_path, task, kind
     [
         ("choice", {"question_stem": "Gas?", "choices": ARC["choices"], "answerKey": "3"}, "Question: Gas?", "helium"),
         ("lettered_choice", ARC, "B. oxygen", "B"),
+        ("choice", MMLU_PRO, "Question: Which is a prime?", "7"),
+        ("lettered_choice", MMLU_PRO, "C. 7\nD. 8\nE. 9", "C"),
+        ("choice", GPQA, "Question: Which gas do plants take in?\n", "carbon dioxide"),
+        ("choice", TRUTHFULQA, "Question: Can pigs fly?", "No."),
         ("math", {"ID": "2024-I-1", "Problem": "What is $9$?", "Solution": "9", "Answer": 9}, "What is $9$?", "9"),
         ("math", {"id": "0", "problem": "What is $70$?", "answer": "70"}, "What is $70$?", "70"),
     ],
@@ -121,6 +144,10 @@ def test_layouts_that_the_harness_does_not_read(tmp_path, kind, record, asked, e
         ("choice", ARC | {"choices": {"text": ["a"], "label": []}}, "choices has no lists text and label"),
         ("choice", PIQA | {"label": -1}, "label -1 does not number one of its 2 choices from 0"),
         ("choice", BOOLQ | {"answer": "yes"}, "answer 'yes' is neither true nor false"),
+        ("choice", MMLU_PRO | {"answer_index": 5}, "answer_index 5 does not number one of its 5 choices from 0"),
+        ("choice", GPQA | {"Incorrect Answer 2": " "}, "it has no text in Incorrect Answer 2"),
+        ("choice", GPQA | {"Incorrect Answer 2": "oxygen"}, "two of its answers are the same"),
+        ("choice", TRUTHFULQA | {"mc1_targets": {"choices": ["a", "b"], "labels": [1, 1]}}, "mc1_targets marks 2 of"),
         ("context_choice", WINOGRANDE | {"answer": "0"}, "answer '0' does not number one of its 2 choices from 1"),
         ("context_choice", WINOGRANDE | {"answer": "1", "sentence": "No gap."}, "sentence has no _ for the option"),
         ("last_word", {"text": "word "}, "text has no words before the last one"),
@@ -133,6 +160,28 @@ def test_a_record_that_its_layout_does_not_describe_is_named(tmp_path, kind, rec
     good = next(record for _, name, record in PUBLISHED if name == kind)
     with pytest.raises(ValueError, match=rf"^test\.jsonl, record 2: {message}"):
         read(tmp_path, kind, [good, record])
+
+
+def test_gpqa_is_read_from_the_csv_file_that_is_published(tmp_path):
+    """The place of the right answer is that of a hash: it says nothing."""
+    records = [
+        {**{name: f"{value} {number}" for name, value in GPQA.items()}, "Question": f'What, "{number}"?\nOf these:'}
+        for number in range(200)
+    ]
+
+    def write_csv(path, records):
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, [*GPQA])
+            writer.writeheader()
+            writer.writerows(records)
+
+    asked = read(tmp_path, "lettered_choice", records, write_csv, "test.csv")
+    assert [question.choices[question.right] for question in asked] == [question.expected for question in asked]
+    for question, record in zip(asked, records, strict=True):
+        assert question.prompt.startswith(record["Question"])
+        assert f"\n{question.expected}. {record['Correct Answer']}\n" in question.prompt
+    shares = Counter(question.expected for question in asked)
+    assert set(shares) == set("ABCD") and max(shares.values()) < 80
 
 
 def test_a_broken_parquet_file_is_named(tmp_path):
