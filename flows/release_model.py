@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from prefect import flow
 
-from configs.schema import served_gguf_type
 from flows.ask_approval import find_approval
 from flows.assess_checkpoint import evaluate
 from flows.assess_suite import answer_suite, format_margins, judge_suite, suite_figures
@@ -43,7 +41,6 @@ from infra.registry.model_registry import (
 )
 from infra.registry.promotion import Promotion, Rivals, look_up_rivals, promote, refusal_of
 from infra.servers.servers import artifact_root
-from infra.serving.model_server import Access, running_model_server
 from infra.step import Artifact
 from tasks.evaluation.comparisons import FIGURES, ServedFigures
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
@@ -58,7 +55,7 @@ from tasks.release.evaluate_gguf import GgufEvaluation, evaluate_gguf
 from tasks.release.evaluate_quantized import AnsweredSuite
 from tasks.release.generate_reference import Reference, generate_reference
 from tasks.release.measure_importance import ImportanceMatrix
-from tasks.release.smoke_test import SMOKE_SLOTS, SmokeReport, smoke_test
+from tasks.release.smoke_test import SmokeReport, smoke_test
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 if TYPE_CHECKING:
@@ -96,7 +93,14 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         resources=run.scale.serving.resources,
         job=job,
     )
-    smoke = run_effect(run, "deploy and smoke-test", lambda: deploy_and_test(run, formats), describe=_describe_smoke)
+    smoke = run_step(
+        run,
+        smoke_test,
+        stage="deploy and smoke-test",
+        gguf=formats.gguf,
+        reference=formats.reference,
+        resources=run.scale.serving.resources,
+    )
     withdrawal = find_withdrawal(client, name, checkpoint)
     judged = (decision, suite and suite.decision, formats.decision, contamination)
     gates = [gate for gate in judged if gate is not None]
@@ -143,11 +147,11 @@ def _look_up_rivals(run: Run, client: MlflowClient) -> Rivals:
 
 
 def _register(
-    run: Run, assessed: AssessedModel, formats: ReleasedFormats, decisions: dict[str, str], smoke: SmokeReport
+    run: Run, assessed: AssessedModel, formats: ReleasedFormats, decisions: dict[str, str], smoke: Artifact[SmokeReport]
 ) -> str:
     """The version of the release, with its decisions as tags, and a version of each format."""
     client, name, root = connect(run.mlflow), model_name(run.scale.scale), artifact_root(run.home)
-    tags = {**formats.tags, **decisions, "glm46.smoke_test": "passed" if smoke.passed else "failed"}
+    tags = {**formats.tags, **decisions, "glm46.smoke_test": "passed" if smoke.record.passed else "failed"}
     version, _ = run_effect(
         run,
         "register release",
@@ -287,25 +291,8 @@ def promote_release(run: Run, released: ReleasedModel) -> Promotion:
     )
 
 
-def deploy_and_test(run: Run, formats: ReleasedFormats) -> SmokeReport:
-    """Serve the model with llama.cpp during the smoke test, as users do who are not alone: with a key and slots."""
-    path = formats.gguf.path(formats.gguf.record.file_names[served_gguf_type(formats.gguf.record.file_names)])
-    resources, access = run.scale.serving.resources, Access(api_key=secrets.token_urlsafe(), num_slots=SMOKE_SLOTS)
-    with running_model_server(path, resources, run.home.run_dir / "model-server.log", access=access) as server:
-        return smoke_test(
-            server_url=server.url,
-            api_key=access.api_key,
-            context_length=resources.context_length,
-            reference=formats.reference,
-        )
-
-
 def _describe_rivals(rivals: Rivals) -> str:
     if rivals.champion is None:
         return "none reigns"
     anchors = sorted({version.version for version in rivals.anchors.values()}, key=int)
     return f"version {rivals.champion.version}" + (f", anchored by {', '.join(anchors)}" if anchors else "")
-
-
-def _describe_smoke(smoke: SmokeReport) -> str:
-    return f"{'passed' if smoke.passed else 'failed'}, {smoke.num_compared_tokens} tokens compared"

@@ -32,6 +32,7 @@ TELEMETRY_OFF = {
     "GX_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
 }
+MAX_STATES_PER_WRITE = 100
 HEARTBEAT_SECONDS = 30
 """Seconds between two heartbeats of a flow run: the fewest that Prefect allows."""
 
@@ -149,6 +150,9 @@ def start_servers(home: Home, prefect_port: int, mlflow_port: int, detached: boo
             "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": prefect_database(home).uri,
             SERVER_VARIABLE: api_password(home),
+            # One transaction per second for the states of tasks, not one per state: a third of the server's work.
+            "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": str(MAX_STATES_PER_WRITE),
+            "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{prefect_url},http://localhost:{prefect_port}",
         },
     )

@@ -78,17 +78,19 @@ class PromotionDecision(Record):
 
 
 def refusals_of(
-    gates: Sequence[Artifact[GateDecision] | Artifact[ParityReport] | None], smoke: SmokeReport, withdrawal: Withdrawal
+    gates: Sequence[Artifact[GateDecision] | Artifact[ParityReport] | None],
+    smoke: Artifact[SmokeReport],
+    withdrawal: Withdrawal,
 ) -> tuple[str, ...]:
     """Why a release is refused before a person is asked, one sentence each; None among the gates is one that the scale
     does not have."""
     records = [gate.record for gate in gates if gate is not None]
     refusals = (
         *(refusal for record in records for refusal in record.refusals),
-        *(f"smoke test: {reason}" for reason in smoke.reasons),
+        *(f"smoke test: {reason}" for reason in smoke.record.reasons),
         *([withdrawal.reason] if withdrawal.reason else []),
     )
-    accepted = all(record.accepted for record in records) and smoke.passed and not withdrawal.reason
+    accepted = all(record.accepted for record in records) and smoke.record.passed and not withdrawal.reason
     assert accepted is not bool(refusals), (accepted, refusals)
     return refusals
 
@@ -101,7 +103,7 @@ def decide_promotion(
     quantization: Artifact[GateDecision],
     contamination: Artifact[GateDecision],
     parity: Artifact[ParityReport],
-    smoke: SmokeReport,
+    smoke: Artifact[SmokeReport],
     withdrawal: Withdrawal,
     approval: Approval | None,
     output: Output,

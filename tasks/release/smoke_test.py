@@ -1,7 +1,8 @@
-"""Effect: asks a served model through the OpenAI client, and compares its greedy answers token by token with ours.
+"""Step: serves the GGUF file by llama.cpp, asks it through the OpenAI client, and compares its greedy answers token by
+token with ours.
 
-An effect always runs. In: the server's URL and key, and the cached reference. Texts to be continued are sent as token
-ids, a message as a message through the chat endpoint. A separate check compares the ids into which the server renders
+In: the files, and our own answers (generate_reference). Texts to be continued are sent as token ids, a message as a
+message through the chat endpoint. A separate check compares the ids into which the server renders
 and splits both. The server leaves tokens that end inside a UTF-8 character out of its token report. So ids are compared
 without those, and their bytes through the text. tasks/release/served_requests.py asks for the rest of the API.
 """
@@ -9,12 +10,15 @@ without those, and their bytes through the text. tasks/release/served_requests.p
 from __future__ import annotations
 
 import json
+import secrets
 import urllib.request
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from infra.step import Artifact, Record, digest_of
+from configs.schema import served_gguf_type
+from infra.serving.model_server import Access, running_model_server
+from infra.step import Artifact, Output, Record, step
 from tasks.release.generate_reference import MIN_COMPARED_TOKENS, ReferenceAnswer
 from tasks.release.served_requests import (
     check_call,
@@ -29,6 +33,8 @@ from tasks.release.token_bytes import ends_inside_character
 if TYPE_CHECKING:
     from openai import OpenAI
 
+    from configs.schema import ServingResources
+    from tasks.release.convert_to_gguf import GgufFiles
     from tasks.release.generate_reference import Reference
 
 
@@ -48,15 +54,21 @@ class SmokeReport(Record):
     num_compared_tokens: int
     """Generated tokens that were compared; those after a margin too small to decide are left out."""
 
-    @property
-    def digest(self) -> str:
-        """sha256 over the fields, by which a decision on the report is identified."""
-        return digest_of(self.model_dump(mode="json"))
+
+@step(content=(), evidence=("server.log",), distributions=("xllamacpp", "openai"))
+def smoke_test(
+    *, gguf: Artifact[GgufFiles], reference: Artifact[Reference], resources: ServingResources, output: Output
+) -> SmokeReport:
+    """Served as for users who are not alone: with a key and slots. Differences are reasons, not exceptions; a server
+    that does not answer raises the client's error."""
+    path = gguf.path(gguf.record.file_names[served_gguf_type(gguf.record.file_names)])
+    access = Access(api_key=secrets.token_urlsafe(), num_slots=SMOKE_SLOTS)
+    with running_model_server(path, resources, output.path("server.log"), access=access) as server:
+        return ask_server(server.url, access.api_key, resources.context_length, reference)
 
 
-def smoke_test(*, server_url: str, api_key: str, context_length: int, reference: Artifact[Reference]) -> SmokeReport:
-    """Differences are reasons, not exceptions; a server that does not answer raises the client's error.
-    `context_length` is in tokens."""
+def ask_server(server_url: str, api_key: str, context_length: int, reference: Artifact[Reference]) -> SmokeReport:
+    """The report on a server that runs. `context_length` is in tokens."""
     from openai import OpenAI
 
     answers = [

@@ -74,6 +74,7 @@ MODEL_STEPS = {
     "decide_contamination",
     "generate_reference",
     "check_parity",
+    "smoke_test",
     "write_report",
 }
 SUITE_STEPS = {"decide_suite", "evaluate_suite", "evaluate_quantized", "write_report"}

@@ -36,7 +36,7 @@ from tasks.release.decide_quantization import Calibrations, QuantizedEvaluations
 from tasks.release.evaluate_gguf import evaluate_gguf
 from tasks.release.generate_reference import MIN_COMPARED_TOKENS, SHORT_TOKENS, ReferenceAnswer, generate_reference
 from tasks.release.served_scoring import ServedEngine, ServedScorer
-from tasks.release.smoke_test import SMOKE_SLOTS, smoke_test
+from tasks.release.smoke_test import SMOKE_SLOTS, ask_server
 from tasks.release.token_bytes import ends_inside_character, token_bytes
 from tests.conftest import ROOT
 from tests.support.evaluation_fakes import (
@@ -112,8 +112,7 @@ def guarded(gguf, tmp_path_factory):
 
 def smoked(server, reference):
     """The smoke test's report."""
-    asked = {"api_key": GUARDED.api_key, "context_length": SERVING.context_length}
-    return smoke_test(server_url=server.url, reference=reference, **asked)
+    return ask_server(server.url, GUARDED.api_key, SERVING.context_length, reference)
 
 
 def engine_of(store, name="trained"):
