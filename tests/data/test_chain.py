@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from botocore.client import BaseClient
 
-from configs.schema import ContractRecipe, PackingRecipe, RepositoryRecipe
+from configs.schema import ContractRecipe, PackingRecipe, RepositoryRecipe, SparkResources
 from infra.code_digest import closure
+from infra.home import Home
+from infra.machine.spark import stop_spark
+from infra.storage.s3_store import S3Store
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.packing.pack_phase import pack_phase
 from tasks.data.repositories.concatenate_repositories import concatenate_repositories
@@ -18,14 +24,16 @@ from tasks.data.shards.shard_validation import shard_validation
 from tasks.data.shards.token_shard import open_shard
 from tasks.data.sources.list_sources import list_sources
 from tasks.data.tokenizer.train_tokenizer import train_tokenizer
-from tasks.data.validate_contract import validate_contract
+from tasks.data.validate_contract import MAX_LOCAL_BYTES, validate_contract
 from tests.support.data_inputs import (
     RECIPE,
     RESOURCES,
     SYNTHESIS,
+    Compute,
     chain_recipe,
     cleaned,
     compute,
+    compute_in,
     in_partitions,
     rows,
     write_corpus,
@@ -48,27 +56,26 @@ PACKING = PackingRecipe(
 )
 
 
-def run_chain(sources, root, count: int) -> dict:
-    """Every artifact by the name of its contract, with a number of shuffle partitions."""
-    common = {"resources": in_partitions(count)}
-    artifacts = cleaned(sources, root, CHAIN_RECIPE, in_partitions(count))
+def run_chain(sources, root, resources: SparkResources, run: Compute = compute) -> dict:
+    """Every artifact by the name of its contract; `run` computes a step."""
+    common = {"resources": resources}
+    artifacts = cleaned(sources, root, CHAIN_RECIPE, resources, run)
     clean = artifacts["decontaminated"]
-    tokenizer = compute(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **common)
-    repositories = compute(
+    tokenizer = run(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **common)
+    repositories = run(
         concatenate_repositories, root, documents=clean, recipe=RepositoryRecipe(max_document_chars=20000), **common
     )
     texts = {"documents": clean, "repositories": repositories, "tokenizer": tokenizer}
-    shards = compute(shard_documents, root, recipe=RECIPE.shards, **texts, **common)
-    validation = compute(shard_validation, root, **texts, **common)
-    packed = compute(pack_phase, root, shards=shards, chats=None, tokenizer=tokenizer, recipe=PACKING)
-    made = {
-        "tokenizer": tokenizer,
-        "repositories": repositories,
-        "shards": shards,
-        "validation": validation,
-        "packed": packed,
-    }
+    shards = run(shard_documents, root, recipe=RECIPE.shards, **texts, **common)
+    validation = run(shard_validation, root, **texts, **common)
+    made = {"tokenizer": tokenizer, "repositories": repositories, "shards": shards, "validation": validation}
     return artifacts | made
+
+
+def packed(chain: dict, root, run: Compute = compute):
+    """Rows of a phase, of the chain's shards."""
+    inputs = {"shards": chain["shards"], "tokenizer": chain["tokenizer"], "chats": None}
+    return run(pack_phase, root, recipe=PACKING, **inputs)
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +88,9 @@ def sources(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chain(sources, tmp_path_factory):
-    return run_chain(sources, tmp_path_factory.mktemp("chain"), 2)
-
-
-def test_every_digest_is_the_same_for_another_partition_count(chain, sources, tmp_path):
-    other = run_chain(sources, tmp_path, 5)
-    assert {name: artifact.digest for name, artifact in other.items()} == {
-        name: artifact.digest for name, artifact in chain.items()
-    }
+    root = tmp_path_factory.mktemp("chain")
+    made = run_chain(sources, root, in_partitions(2))
+    return made | {"packed": packed(made, root)}
 
 
 def test_documents_in_equal_documents_out_and_dropped_by_reason(chain):
@@ -254,3 +256,47 @@ def test_the_code_digest_of_the_filter_follows_its_helpers_and_ingestion_does_no
     assert "tasks.data.text.words" in closure(("tasks.data.filtering.filter_documents",))
     assert "tasks.data.filtering.heuristics" not in closure(("tasks.data.sources.ingest_documents",))
     assert "tasks.data.sources.ingest_documents" not in closure(("tasks.data.deduplication.deduplicate_documents",))
+
+
+@contextmanager
+def requests_of_this_process():
+    """(operation, key) of the requests that this process makes while the block runs."""
+    made, call = [], BaseClient._make_api_call
+
+    def recorded(client, operation, arguments):
+        made.append((operation, arguments.get("Key", "")))
+        return call(client, operation, arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BaseClient, "_make_api_call", recorded)
+        yield made
+
+
+def test_in_a_bucket_every_digest_is_the_same_for_another_partition_count_and_the_driver_opens_no_part(
+    s3_server, chain, sources, tmp_path
+):
+    """Executors read and write the bucket themselves."""
+    stop_spark()  # a session that was started before the server knows no endpoint
+    store = S3Store("s3://glm46/data-plane", Home(tmp_path / "home"))
+
+    def on_s3(step, root, **arguments):
+        return compute_in(store, step, **arguments)
+
+    with requests_of_this_process() as requests:
+        other = run_chain(sources, tmp_path, in_partitions(5), on_s3)
+        contract = {"recipe": ContractRecipe(name="decontaminated"), "resources": in_partitions(5)}
+        data_files = ("data_contracts/decontaminated.yaml",)
+        on_s3(validate_contract, tmp_path, subject=other["decontaminated"], data_files=data_files, **contract)
+    parts = re.compile(r"/(documents|evaluation|signatures|shards|rounds|compared)/")
+    tables = re.compile(r"/(dropped|members|files|masked)\.parquet$")
+    sizes = {key: store._size(key.removeprefix("data-plane/")) for _, key in requests if parts.search(key)}
+    assert not {(operation, key) for operation, key in requests if key in sizes and operation != "PutObject"}
+    # Tables without rows, which no task writes, and the problems that the driver makes.
+    assert all(size < 65536 for size in sizes.values()), sizes
+    read = {key for operation, key in requests if tables.search(key) and operation != "PutObject"}
+    # A contract's table of one small file is checked by the driver.
+    assert all(store._size(key.removeprefix("data-plane/")) <= MAX_LOCAL_BYTES for key in read)
+    other["packed"] = packed(other, tmp_path, on_s3)
+    assert {name: artifact.digest for name, artifact in other.items()} == {
+        name: artifact.digest for name, artifact in chain.items()
+    }

@@ -9,29 +9,20 @@ import sys
 import sysconfig
 import threading
 import time
-from contextlib import contextmanager
 
 import pytest
-from botocore.client import BaseClient
 
-from configs.schema import ContractRecipe, RepositoryRecipe, SparkResources
-from infra.home import Home
+from configs.schema import SparkResources
 from infra.machine.spark import _zip_packages, stop_spark
 from infra.storage.manifest_store import CorruptArtifactError
-from infra.storage.s3_store import S3Store
-from infra.storage.store import Store
 from tasks.data.extraction.extract_documents import extract_documents
-from tasks.data.repositories.concatenate_repositories import concatenate_repositories
-from tasks.data.shards.shard_documents import shard_documents
 from tasks.data.sources.ingest_documents import ingest_documents
 from tasks.data.sources.list_sources import list_sources
 from tasks.data.text.words import split_words
-from tasks.data.tokenizer.train_tokenizer import train_tokenizer
-from tasks.data.validate_contract import MAX_LOCAL_BYTES, validate_contract
 from tests.conftest import ROOT
-from tests.data.test_chain import CHAIN_RECIPE, TOKENIZER
+from tests.data.test_chain import run_chain
 from tests.support.cluster.spark_cluster import spark_cluster
-from tests.support.data_inputs import RECIPE, RESOURCES, cleaned, compute, compute_in, write_corpus, write_packages
+from tests.support.data_inputs import RECIPE, RESOURCES, compute, write_corpus, write_packages
 
 
 @pytest.fixture(scope="module")
@@ -42,70 +33,14 @@ def sources(tmp_path_factory):
     return list_sources(directory)
 
 
-def digests(sources, root, resources, run=compute) -> dict[str, str]:
+def digests(sources, root, resources) -> dict[str, str]:
     """Of every step from the sources to the token shards."""
-    spark = {"resources": resources}
-    artifacts = cleaned(sources, root, CHAIN_RECIPE, resources, run)
-    clean = artifacts["decontaminated"]
-    tokenizer = run(train_tokenizer, root, documents=clean, recipe=TOKENIZER, **spark)
-    repositories = run(
-        concatenate_repositories, root, documents=clean, recipe=RepositoryRecipe(max_document_chars=20000), **spark
-    )
-    texts = {"documents": clean, "repositories": repositories, "tokenizer": tokenizer}
-    shards = run(shard_documents, root, recipe=RECIPE.shards, **texts, **spark)
-    contract = ContractRecipe(name="decontaminated")
-    run(
-        validate_contract,
-        root,
-        subject=clean,
-        recipe=contract,
-        data_files=("data_contracts/decontaminated.yaml",),
-        **spark,
-    )
-    made = {**artifacts, **texts, "shards": shards}
-    return {name: artifact.digest for name, artifact in made.items()}
+    return {name: artifact.digest for name, artifact in run_chain(sources, root, resources).items()}
 
 
 @pytest.fixture(scope="module")
 def local(sources, tmp_path_factory):
     return digests(sources, tmp_path_factory.mktemp("local"), RESOURCES)
-
-
-def on_s3(store: Store):
-    """Computes in a bucket: executors and this process have no directory in common."""
-    return lambda step, root, **arguments: compute_in(store, step, **arguments)
-
-
-@contextmanager
-def requests_of_this_process():
-    """(operation, key) of the requests that this process makes while the block runs."""
-    made, call = [], BaseClient._make_api_call
-
-    def recorded(client, operation, arguments):
-        made.append((operation, arguments.get("Key", "")))
-        return call(client, operation, arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BaseClient, "_make_api_call", recorded)
-        yield made
-
-
-def test_the_driver_opens_no_part_of_a_store_in_s3(s3_server, sources, local, tmp_path):
-    """Executors read and write the bucket themselves, and every step has the digests of a local directory."""
-    stop_spark()  # a session that was started before the server knows no endpoint
-    home = Home(tmp_path / "home")
-    store = S3Store("s3://glm46/data-plane", home)
-    with requests_of_this_process() as requests:
-        assert digests(sources, tmp_path, RESOURCES, on_s3(store)) == local
-    parts = re.compile(r"/(documents|evaluation|signatures|shards|rounds|compared)/")
-    tables = re.compile(r"/(dropped|members|files|masked)\.parquet$")
-    sizes = {key: store._size(key.removeprefix("data-plane/")) for _, key in requests if parts.search(key)}
-    assert not {(operation, key) for operation, key in requests if key in sizes and operation != "PutObject"}
-    # Tables without rows, which no task writes, and the problems that the driver makes.
-    assert all(size < 65536 for size in sizes.values()), sizes
-    read = {key for operation, key in requests if tables.search(key) and operation != "PutObject"}
-    # A contract's table of one small file is checked by the driver.
-    assert all(store._size(key.removeprefix("data-plane/")) <= MAX_LOCAL_BYTES for key in read)
 
 
 def test_a_part_that_changed_after_its_commit_is_named_and_made_anew(tmp_path):

@@ -30,7 +30,7 @@ from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tests.conftest import ROOT
 from tests.evaluation.benchmarks.toy_suite import write_suite, write_toy_model
 from tests.support.evaluation_fakes import commit
-from tests.support.pipeline import glm46, refused
+from tests.support.pipeline import glm46, here, refused
 from tests.support.refused_releases import record_of
 from tests.training.test_fetch_checkpoint import published
 
@@ -85,14 +85,17 @@ def test_eval_of_an_alias_is_that_of_its_directory(commanded, tmp_path):
         results.append(json.loads(done.stdout))
     assert results[0]["target"] == f"{MODEL} version 1" and len(results[0]["benchmarks"]) == 2
     assert results[0]["benchmarks"] == results[1]["benchmarks"]
-    unknown = commanded.glm46("eval", "sft", *given, "--output", tmp_path / "no.json")
+    unknown = refused("eval", "sft", *map(str, given), "--output", str(tmp_path / "no.json"), home=commanded.home)
     assert unknown.exit_code == 2 and f"{MODEL} has no version or alias sft; it has 1 = " in unknown.stderr
     assert not (tmp_path / "no.json").exists()
 
 
 def test_generate_answers_by_an_alias_as_by_its_directory(commanded):
     asked = ["--prompt", "What is 4 + 1?", "--max-tokens", "8", "--scale", commanded.scale]
-    answers = [commanded.glm46("generate", target, *asked) for target in ("champion", commanded.checkpoint_dir)]
+    answers = [
+        commanded.glm46("generate", "champion", *asked),
+        here("generate", str(commanded.checkpoint_dir), *asked, home=commanded.home),
+    ]
     assert [answer.exit_code for answer in answers] == [0, 0], answers[0].stderr
     tokenizer = load_tokenizer(commanded.checkpoint_dir / "tokenizer.json")
     prompt = encode(tokenizer, problem_prompt("What is 4 + 1?", enable_thinking=False))[0]
@@ -100,7 +103,7 @@ def test_generate_answers_by_an_alias_as_by_its_directory(commanded):
     theirs = TransformersEngine(load_original(commanded.checkpoint_dir), "v").generate([prompt], sampling, "v")
     expected = tokenizer.decode(theirs.token_ids[0], skip_special_tokens=True)
     assert answers[0].stdout == answers[1].stdout == f"{expected}\n" and expected.strip(), "what transformers answers"
-    long = commanded.glm46("generate", "champion", *asked[:3], "100000", *asked[4:])
+    long = refused("generate", "champion", *asked[:3], "100000", *asked[4:], home=commanded.home)
     assert long.exit_code == 2 and "the model 1024 positions: lower --max-tokens" in long.stderr
 
 

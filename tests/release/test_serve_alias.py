@@ -25,7 +25,7 @@ from infra.storage.open_store import open_store
 from tasks.release.convert_to_gguf import convert_to_gguf
 from tests.conftest import ROOT
 from tests.support.evaluation_fakes import checkpoint, commit
-from tests.support.pipeline import command, environment, glm46
+from tests.support.pipeline import command, environment, glm46, here, refused
 
 FOLLOWING_SECONDS = 300
 """Far above the second or two that it takes: the machine may be busy."""
@@ -100,7 +100,7 @@ def test_a_served_champion_follows_a_rollback_at_its_address(followed):
     finally:
         serving.terminate()
         serving.wait()
-    again = followed.glm46("rollback", followed.scale, "--reason", "once more")
+    again = refused("rollback", followed.scale, "--reason", "once more", home=followed.home)
     assert again.exit_code == 1 and "there is nothing to roll back to" in again.stderr
     assert "Traceback" not in again.stderr and len(again.stderr.splitlines()) == 1
 
@@ -135,18 +135,18 @@ def test_a_next_version_that_cannot_be_served_leaves_the_one_before(followed, ca
 
 
 def test_a_rollback_without_a_reason_or_a_champion_is_wrong_usage(followed):
-    assert followed.glm46("rollback", followed.scale).exit_code == 2
-    unknown = followed.glm46("rollback", "nightly", "--reason", "x")
+    assert refused("rollback", followed.scale, home=followed.home).exit_code == 2
+    unknown = refused("rollback", "nightly", "--reason", "x", home=followed.home)
     assert unknown.exit_code == 2 and "no version of model glm46-nightly has the alias champion" in unknown.stderr
 
 
 def test_a_format_is_one_of_the_versions(followed):
     """Of its GGUF files for llama.cpp, of its quantized checkpoints for the others."""
     serve = ("serve", "--scale", followed.scale, "--print")
-    assert followed.glm46(*serve, "--format", "F32").exit_code == 0
+    assert here(*serve, "--format", "F32", home=followed.home).exit_code == 0
     for options, names in (((), "name one of F32"), (("--engine", "vllm"), "for vllm and sglang: name one of none")):
-        refused = followed.glm46(*serve, *options, "--format", "Q3_K")
-        assert refused.exit_code == 2 and len(refused.stderr.splitlines()) == 1
-        assert "has no files in format Q3_K" in refused.stderr and names in refused.stderr
-    both = followed.glm46(*serve, "--checkpoint", "model.gguf", "--format", "F32")
+        other = refused(*serve, *options, "--format", "Q3_K", home=followed.home)
+        assert other.exit_code == 2 and len(other.stderr.splitlines()) == 1
+        assert "has no files in format Q3_K" in other.stderr and names in other.stderr
+    both = refused(*serve, "--checkpoint", "model.gguf", "--format", "F32", home=followed.home)
     assert both.exit_code == 2 and "leave one out" in both.stderr

@@ -26,7 +26,7 @@ from tasks.serving.engine_command import Place, engine_command
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tests.conftest import ROOT
 from tests.support.evaluation_fakes import checkpoint, commit
-from tests.support.pipeline import command, environment, glm46, refused
+from tests.support.pipeline import command, environment, glm46, here, refused
 from tests.support.refused_releases import record_of
 
 KEY = "key-of-the-clients"
@@ -96,7 +96,7 @@ def test_an_engine_is_started_with_the_plan_and_ends_with_us(
     monkeypatch.setenv("MY_KEY", KEY)
     options = ["--engine", engine, "--checkpoint", str(directory), "--port", "0", *more]
     is_for_rollouts = "--rollouts" in more
-    printed = glm46("serve", *options, "--print", home=tmp_path / "home")
+    printed = here("serve", *options, "--print", home=tmp_path / "home")
     assert printed.exit_code == 0, printed.stderr
     serving = subprocess.Popen(
         command("serve", *options),
@@ -196,7 +196,7 @@ def test_s0s_file_is_an_input_and_gives_nothing_twice(directory, tmp_path):
         f"engine: sglang\nmodel_path: {directory}\nscenario: high-throughput\nport: 30000\n"
         "hardware:\n  num_nodes: 1\n  gpus_per_node: 2\n  gpu_type: H100\n"
     )
-    printed = glm46("serve", "--config", str(config), "--print", home=tmp_path / "home")
+    printed = here("serve", "--config", str(config), "--print", home=tmp_path / "home")
     assert printed.exit_code == 0, printed.stderr
     assert f"sglang serve \\\n    --model-path {directory}" in printed.stdout and "--port 30000" in printed.stdout
     twice = refused("serve", "--config", str(config), "--port", "1", "--print", home=tmp_path / "home")
@@ -205,7 +205,7 @@ def test_s0s_file_is_an_input_and_gives_nothing_twice(directory, tmp_path):
 
 def test_a_scale_is_planned_before_it_was_trained(tmp_path):
     options = ["--scale", "full", "--engine", "vllm", "--hardware", "8xH100"]
-    printed = glm46("serve", *options, "--quantization", "fp8", "--print", home=tmp_path / "home")
+    printed = here("serve", *options, "--quantization", "fp8", "--print", home=tmp_path / "home")
     assert printed.exit_code == 0 and "no version champion is registered: MODEL_DIR stands for" in printed.stdout
     written = refused("serve", *options, "--write", str(tmp_path / "out"), home=tmp_path / "home")
     assert written.exit_code == 2 and "does not fit 8 x H100 (80 GB each)" in written.stderr

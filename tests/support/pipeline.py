@@ -1,5 +1,4 @@
-"""Runs the real command line: in a process of its own, as a user would, or here, where it is refused before it starts
-anything."""
+"""Runs the real command line: in a process of its own, as a user would, or in this one, where it starts no servers."""
 
 from __future__ import annotations
 
@@ -73,9 +72,8 @@ def glm46(*arguments: str, home: Path, tree: Path = ROOT, timeout: float = 900, 
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
-def refused(*arguments: str, home: Path, **more: str) -> Finished:
-    """How a command ends that is refused before it starts anything; in this process, without the seconds of another
-    one's imports."""
+def here(*arguments: str, home: Path, **more: str) -> Finished:
+    """Run a command that starts no servers to its end in this process, without the seconds of another one's imports."""
     from flows.cli.command import main
 
     out, err = StringIO(), StringIO()
@@ -91,4 +89,11 @@ def refused(*arguments: str, home: Path, **more: str) -> Finished:
         except SystemExit as end:
             assert isinstance(end.code, int), end.code
             return Finished(end.code, out.getvalue(), err.getvalue())
-    raise AssertionError(f"glm46 {' '.join(arguments)} was not refused: {out.getvalue()}{err.getvalue()}")
+    return Finished(0, out.getvalue(), err.getvalue())
+
+
+def refused(*arguments: str, home: Path, **more: str) -> Finished:
+    """How a command ends that is refused before it starts anything."""
+    ended = here(*arguments, home=home, **more)
+    assert ended.exit_code, f"glm46 {' '.join(arguments)} was not refused: {ended.stdout}{ended.stderr}"
+    return ended
