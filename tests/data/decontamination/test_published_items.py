@@ -27,6 +27,23 @@ CHOICES = {"text": ["carbon dioxide", "pure oxygen"], "label": ["1", "2"]}
 ARC = {"question": "Which gas do plants take in?", "choices": CHOICES, "answerKey": "1"}
 OPENBOOK = {"question_stem": ARC["question"], "choices": CHOICES, "answerKey": "1"}
 PIQA = {"goal": "How is a soup cooled?", "sol1": "Stir it slowly.", "sol2": "Boil it again.", "label": 0}
+MMLU_PRO = {
+    "question": "Which number is a prime?",
+    "options": ["four", "six", "seven"],
+    "answer": "C",
+    "answer_index": 2,
+}
+GPQA = {
+    "Question": "Which gas do plants take in?",
+    "Correct Answer": "carbon dioxide",
+    "Incorrect Answer 1": "pure oxygen",
+    "Incorrect Answer 2": "helium",
+    "Incorrect Answer 3": "neon",
+}
+TRUTHFULQA = {
+    "question": "Can pigs fly over the moon?",
+    "mc1_targets": {"choices": ["They can.", "No pig flies."], "labels": [0, 1]},
+}
 BOOLQ = {"passage": "The sky over the sea is blue.", "question": "is the sky blue", "answer": True}
 WINOGRANDE = {"sentence": "Sarah thanked Maria gladly because _ had helped.", "option1": "Sarah", "option2": "Maria"}
 WINOGRANDE["answer"] = "2"
@@ -44,6 +61,10 @@ QUOTATIONS = [
     ("PIQA", PIQA, "How is a soup cooled?\nStir it slowly.\nBoil it again."),
     ("PIQA", PIQA, "How is a soup cooled?\nAnswer: Stir it slowly."),
     ("PIQA", PIQA | {"label": -1}, "How is a soup cooled? Stir it slowly."),
+    ("MMLU-Pro", MMLU_PRO, "Which number is a prime?\nA. four\nB. six\nC. seven"),
+    ("GPQA", GPQA, "Which gas do plants take in?\nAnswer: carbon dioxide"),
+    ("GPQA", GPQA, "Which gas do plants take in?\nThe answer is pure oxygen"),
+    ("TruthfulQA", TRUTHFULQA, "Can pigs fly over the moon?\nA: No pig flies."),
     ("BoolQ", BOOLQ, "The sky over the sea is blue.\nQuestion: is the sky blue?"),
     ("WinoGrande", WINOGRANDE, "Sarah thanked Maria gladly because Maria had helped."),
     (
@@ -75,6 +96,8 @@ def test_every_published_layout_is_quoted():
     [
         (HELLASWAG, "choice_question"),
         (PIQA, "choice_question"),
+        (GPQA, "choice_question"),
+        (TRUTHFULQA, "choice_question"),
         (WINOGRANDE, "choice_question"),
         (ALGEBRA, "maths_problem"),
         (AIME, "maths_problem"),
