@@ -93,13 +93,9 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         resources=run.scale.serving.resources,
         job=job,
     )
+    served_files = {"gguf": formats.gguf, "reference": formats.reference}
     smoke = run_step(
-        run,
-        smoke_test,
-        stage="deploy and smoke-test",
-        gguf=formats.gguf,
-        reference=formats.reference,
-        resources=run.scale.serving.resources,
+        run, smoke_test, stage="deploy and smoke-test", resources=run.scale.serving.resources, **served_files
     )
     withdrawal = find_withdrawal(client, name, checkpoint)
     judged = (decision, suite and suite.decision, formats.decision, contamination)
