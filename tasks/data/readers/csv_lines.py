@@ -26,8 +26,8 @@ def csv_lines(
     lines = _Lines(decompressed(name, file), max_row_bytes)
     csv.field_size_limit(max_row_bytes)
     try:
-        first = next(lines, "")
-        if not first.strip():
+        first = next((line for line in lines if line.strip()), "")
+        if not first:
             return
         delimiter = "\t" if stem_of(name).endswith(".tsv") else max(DELIMITERS, key=first.count)
         lines.put_back(first)

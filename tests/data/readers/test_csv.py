@@ -59,7 +59,8 @@ def test_every_cell_is_read_as_it_was_written_and_the_offset_is_its_rows_first_b
 def test_a_byte_order_mark_blank_lines_and_a_last_line_without_end_are_no_matter():
     read = lines_of("\ufefftext,id\n\none,1\n\n\ntwo,2".encode())
     assert [record for _, record, _ in read] == [{"text": "one", "id": "1"}, {"text": "two", "id": "2"}]
-    assert lines_of(b"") == lines_of(b"text\n") == []
+    assert [record for _, record, _ in lines_of(b"\n  \ntext,id\none,1\n")] == [{"text": "one", "id": "1"}]
+    assert lines_of(b"") == lines_of(b"\n \n") == lines_of(b"text\n") == []
 
 
 def test_a_row_that_is_none_has_a_reason_and_its_neighbours_stay():
