@@ -19,11 +19,17 @@ from tasks.data.records.documents import JSON_RECORD
 from tasks.data.seeds.seed_problems import GSM_MARK, asked_question
 
 TEXT, CHOICE, CODE, MATHS = "evaluation_text", "choice_question", "code_task", "maths_problem"
-QUESTION_FIELDS = ("question", "query", "problem", "context", "input", "prompt", "quiz", "instruction", "description")
+QUESTION_FIELDS = (
+    *("question", "query", "problem", "context", "input", "prompt", "quiz", "instruction", "description"),
+    "question_content",
+)
 CHOICE_FIELDS = ("choices", "options", "context_options", "endings")
 ANSWER_FIELDS = ("text", "answer", "target", "continuation", "turns", "reference")
 SOLUTION_FIELDS = ("canonical_solution", "code", "solution", "patch", "test_patch")
-CODE_FIELDS = ("test", "tests", "test_list", "test_patch", "patch", "canonical_solution", "entry_point")
+CODE_FIELDS = (
+    *("test", "tests", "test_list", "test_patch", "patch", "canonical_solution", "entry_point"),
+    *("input_output", "public_test_cases", "public_tests"),
+)
 TOPIC = "activity_label"
 """Field of HellaSwag that its question begins with: a page may quote the item without it."""
 ANSWER_CUES = ("", "A: ", "Answer: ", "The answer is ")

@@ -27,7 +27,7 @@ from tasks.data.prompts.function_calls import ExpectedCall
 from tasks.data.prompts.published_layouts import LacksError, in_form_of_kind
 from tasks.data.readers.json_lines import is_deep
 from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, SAFETY, TOOLS
-from tasks.data.seeds.seed_problems import asked_question, code_parts, code_question, math_parts, only_question
+from tasks.data.seeds.seed_problems import asked_question, code_parts, math_parts, only_question
 
 Given = Mapping[str, Any]
 LABELS = {HARMFUL: HARMFUL, HARMLESS: HARMLESS, "unsafe": HARMFUL, "safe": HARMLESS}
@@ -73,15 +73,15 @@ def prompt_of(kind: str, record: Given) -> CheckablePrompt:
 
 
 def _mathematics(record: Given) -> tuple[str, str, str]:
-    answer, _, _ = math_parts(record)
+    answer, _ = math_parts(record)
     return asked_question(record), "[]", answer
 
 
 def _program(record: Given) -> tuple[str, str, str]:
-    tests, _, module = code_parts(record)
+    tests, _, module, told = code_parts(record)
     question = asked_question(record)
     answer = canonical_json({"tests": tests, "module": module}) if tests.strip() else ""
-    return code_question(question, tests, module) if question else "", "[]", answer
+    return f"{question}\n{told}" if question else "", "[]", answer
 
 
 def _choice(record: Given) -> tuple[str, str, str]:

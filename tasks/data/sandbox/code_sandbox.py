@@ -46,6 +46,8 @@ WALL_SECONDS = 30
 MEMORY_BYTES = 1 << 30
 MAX_ANSWER_BYTES = 1 << 17
 """Above what MAX_PRINTED_CHARS of judge_process take as JSON."""
+STANDARD_INPUT = "<stdin>"
+"""In place of a module's name: the solution is a program that reads and prints."""
 BATCH = 2000
 PYTHON = ("-s", "-S", "-P", "-B", "-c")
 """Options of Python without site packages and paths of the user; -I would also ignore PYTHONHASHSEED, and some verdicts
@@ -92,8 +94,8 @@ LOCAL = threading.local()
 def judge_solution(code: str, tests: str, module: str, seconds: int = CPU_SECONDS) -> str:
     """PASSED, FAILED, or UNVERIFIABLE for tests that do not work across two processes.
 
-    Tests import the solution as `module`, or use its names where that is empty. `seconds` of processor time for each
-    process. Raises ValueError where this machine has no sandbox.
+    Tests import the solution as `module`, or use its names where that is empty. With STANDARD_INPUT they are pairs as
+    JSON: what a program reads, and what it prints. `seconds` of processor time for each process. Raises ValueError where this machine has no sandbox.
     """
     verdict = find_verdict(code, tests, module, seconds)
     return verdict if verdict in (PASSED, UNVERIFIABLE) else FAILED
@@ -102,7 +104,13 @@ def judge_solution(code: str, tests: str, module: str, seconds: int = CPU_SECOND
 def find_verdict(code: str, tests: str, module: str, seconds: int = CPU_SECONDS) -> str:
     """As judge_solution; empty where the judge came to no verdict: the tests' own process used up its limits, or a
     solution waited until the wall clock ran out."""
-    verdict, _ = _run(isolation(), {"code": code, "tests": tests, "module": module}, seconds)
+    if module != STANDARD_INPUT:
+        return _run(isolation(), {"code": code, "tests": tests, "module": module}, seconds)[0]
+    verdict = FAILED
+    for given, expected in json.loads(tests):
+        verdict, _ = _run(isolation(), {"code": code, "input": given, "output": expected}, seconds)
+        if verdict != PASSED:
+            break
     return verdict
 
 

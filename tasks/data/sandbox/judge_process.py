@@ -15,8 +15,12 @@ import builtins
 import importlib
 import io
 import json
+import os
+import select
 import sys
 import types
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from tasks.data.sandbox.remote_objects import BINARY, OPERATORS, ORDER, UNARY, is_mixed, is_remote, mark_mixed
@@ -24,6 +28,7 @@ from tasks.data.sandbox.value_exchange import EndedError, Peer
 
 PASSED, FAILED, UNVERIFIABLE = VERDICTS = ("passed", "failed", "unverifiable")
 MAX_PRINTED_CHARS, MAX_ERROR_CHARS = 10_000, 300
+MAX_WRITTEN = 1 << 16
 TESTS = "tests"
 OPEN_MODULES = (TESTS, "io", "_io", "unittest.mock")
 """Modules whose objects the solution may read attributes of: the tests, files and mocks."""
@@ -32,8 +37,34 @@ OPEN_MODULES = (TESTS, "io", "_io", "unittest.mock")
 class Judge(Peer):
     """The side of the tests."""
 
+    input_to, unread = -1, b""
+    """A pipe to the solution's standard input, and what is still to be written there."""
     refused = ""
     """The first operation that is impossible across two processes: with one the verdict is `unverifiable`."""
+
+    def give(self, input_to: int, text: str) -> None:
+        """Let the solution read a text, and then its end, while this side waits for it."""
+        self.input_to, self.unread = input_to, text.encode()
+        os.set_blocking(input_to, False)
+        self._write_input()
+
+    def _write_input(self) -> None:
+        with suppress(BlockingIOError):
+            try:
+                while self.unread:
+                    self.unread = self.unread[os.write(self.input_to, self.unread[:MAX_WRITTEN]) :]
+            except BrokenPipeError:  # the solution reads no further
+                self.unread = b""
+            os.close(self.input_to)
+
+    def _take(self, size: int) -> bytes:
+        while self.unread:
+            readable, writable, _ = select.select([self.read_from], [self.input_to], [])
+            if writable:
+                self._write_input()
+            if readable:
+                break
+        return super()._take(size)
 
     def refuse(self, what: str) -> Any:
         self.refused = self.refused or what
@@ -136,8 +167,22 @@ def judge(peer: Judge, code: str, tests: str, module: str) -> str:
 
 
 def _passes_script(peer: Judge, tests: str) -> bool:
-    exec(compile(tests, TESTS, "exec"), {"__name__": TESTS, **_solution_names(peer, ast.parse(tests))})
+    namespace = {"__name__": TESTS, **_solution_names(peer, ast.parse(tests))}
+    exec(compile(tests, TESTS, "exec"), namespace)
+    _run_functions(namespace)
     return True
+
+
+def _run_functions(namespace: dict[str, Any]) -> int:
+    """The number of functions that are named as pytest names tests; runs them all."""
+    functions = [
+        value
+        for name, value in [*namespace.items()]
+        if name.startswith("test") and type(value) is types.FunctionType and value.__module__ == TESTS
+    ]
+    for function in functions:
+        function()
+    return len(functions)
 
 
 def _solution_names(peer: Judge, tests: ast.Module) -> dict[str, Any]:
@@ -167,7 +212,8 @@ def _passes_unittest(peer: Judge, tests: str, module: str) -> bool:
     exec(compile(tests, TESTS, "exec"), loaded.__dict__)
     suite, result = unittest.defaultTestLoader.loadTestsFromModule(loaded), unittest.TestResult()
     suite.run(result)
-    return result.testsRun > len(result.skipped) and result.wasSuccessful()
+    num_functions = _run_functions(loaded.__dict__)
+    return result.testsRun + num_functions > len(result.skipped) and result.wasSuccessful()
 
 
 def run_printing(peer: Judge, code: str) -> str:
@@ -184,11 +230,39 @@ def run_printing(peer: Judge, code: str) -> str:
     return json.dumps([sys.stdout.getvalue()[:MAX_PRINTED_CHARS], error])
 
 
-def run_judge(read_from: int, write_to: int, verdict_to: int, job: dict[str, str]) -> None:
+def judge_printed(peer: Judge, code: str, expected: str) -> str:
+    """PASSED for a program that prints the expected lines, but for blanks at their ends and blank lines at the end; in
+    a line of numbers 1.0 is 1. As LiveCodeBench compares."""
+    try:
+        printed = peer.request("run", None, code)
+        if type(printed) is not str:
+            return FAILED
+        lines, wanted = (text.rstrip().split("\n") for text in (printed, expected))
+        is_right = len(lines) == len(wanted) and all(map(_is_same_line, lines, wanted))
+    except BaseException:
+        return FAILED
+    return PASSED if is_right else FAILED
+
+
+def _is_same_line(line: str, wanted: str) -> bool:
+    if line.strip() == wanted.strip():
+        return True
+    try:
+        return [*map(Decimal, line.split())] == [*map(Decimal, wanted.split())]
+    except InvalidOperation:
+        return False
+
+
+def run_judge(read_from: int, write_to: int, verdict_to: int, input_to: int, job: dict[str, str]) -> None:
     """Write the verdict, or of a job without tests what its program prints, to the descriptor `verdict_to`."""
     sys.stdin = sys.stdout = sys.stderr = None
     peer = Judge(read_from, write_to)
-    is_judged = "tests" in job
-    line = judge(peer, job["code"], job["tests"], job["module"]) if is_judged else run_printing(peer, job["code"])
+    peer.give(input_to, job.get("input", ""))
+    if "output" in job:
+        line = judge_printed(peer, job["code"], job["output"])
+    elif "tests" in job:
+        line = judge(peer, job["code"], job["tests"], job["module"])
+    else:
+        line = run_printing(peer, job["code"])
     with open(verdict_to, "wb") as answer:
         answer.write(line.encode())

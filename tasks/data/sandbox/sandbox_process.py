@@ -36,21 +36,22 @@ def start(walls: dict[str, Any] | None, limits: tuple[int, int]) -> None:
 
 
 def _next_line(limits: tuple[int, int]) -> bytes:
-    to_solution, to_judge, to_start = os.pipe(), os.pipe(), os.pipe()
+    to_solution, to_judge, to_start, input_of_solution = os.pipe(), os.pipe(), os.pipe(), os.pipe()
     solution = os.fork()
     if solution == 0:
-        _close_all_but(to_solution[0], to_judge[1])
+        os.dup2(input_of_solution[0], 0)
+        _close_all_but(0, to_solution[0], to_judge[1])
         confine(*limits)
         run_solution(to_solution[0], to_judge[1])
     judge = os.fork()
     if judge == 0:
-        _close_all_but(0, to_judge[0], to_solution[1], to_start[1])
+        _close_all_but(0, to_judge[0], to_solution[1], to_start[1], input_of_solution[1])
         confine(*limits)
         with open(0, "rb") as given:
             job = json.loads(given.readline())
-        run_judge(to_judge[0], to_solution[1], to_start[1], job)
+        run_judge(to_judge[0], to_solution[1], to_start[1], input_of_solution[1], job)
         os._exit(0)
-    for end in (*to_solution, *to_judge, to_start[1]):
+    for end in (*to_solution, *to_judge, *input_of_solution, to_start[1]):
         os.close(end)
     with open(to_start[0], "rb") as answer:  # until the judge's process ends
         line = answer.read()

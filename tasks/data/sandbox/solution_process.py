@@ -6,6 +6,8 @@ standard library.
 
 from __future__ import annotations
 
+import builtins
+import io
 import sys
 import types
 from typing import Any
@@ -23,6 +25,8 @@ class SolutionSide(Peer):
     def answer(self, verb: str, target: object, *arguments: Any) -> object:
         if verb == "load":
             return self._load(*arguments)
+        if verb == "run":
+            return self._run(*arguments)
         return super().answer(verb, self.module if target is None else target, *arguments)
 
     def names_library(self, value: object) -> bool:
@@ -35,6 +39,25 @@ class SolutionSide(Peer):
         exec(compile(code, name, "exec"), self.module.__dict__)
         if "random" in sys.modules:  # a verdict must not depend on the time
             sys.modules["random"].seed(0)
+
+    def _run(self, code: str) -> str:
+        """What a program prints that reads standard input. Raises what it raises, also SystemExit with an error."""
+        import random
+
+        random.seed(0)
+        builtins.exit = builtins.quit = sys.exit  # which only site defines
+        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
+        sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+        sys.stderr = sys.__stderr__ = io.StringIO()
+        printed = sys.stdout.buffer
+        try:
+            self._load(code, "__main__")
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise
+        finally:
+            sys.stdout = None
+        return printed.getvalue().decode(errors="replace")
 
 
 class Printed:

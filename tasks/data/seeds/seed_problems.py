@@ -7,9 +7,10 @@ comparing the final answer.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from infra.step import canonical_json
 from tasks.data.readers.record_lines import record_lines
@@ -19,13 +20,29 @@ from tasks.data.sandbox.code_sandbox import PASSED, UNVERIFIABLE, isolation, jud
 from tasks.data.seeds.code_answers import program_of
 from tasks.data.seeds.math_answers import answers_agree, boxed_answers, false_annotations, final_answer
 from tasks.data.seeds.problem_kinds import CODE, MATH
+from tasks.data.seeds.program_tests import MODULE, assertions, published_solution, published_tests
 
 if TYPE_CHECKING:
     from tasks.data.sources.list_sources import SourceFile
 
-QUESTION_FIELDS = ("question", "problem", "quiz", "instructions", "text", "prompt", "query", "Problem", "Question")
+QUESTION_FIELDS = (
+    *("question", "problem", "quiz", "instructions", "text", "prompt", "query", "Problem", "Question"),
+    *("question_content", "description"),
+)
 ANSWER_FIELDS = ("solution_text", "answer", "Answer", "expected_answer", "final_answer", "answer_number")
 GSM_MARK = "####"
+IMPORTS_SOLUTION = re.compile(rf"^(?:from|import) {MODULE}\b", re.MULTILINE)
+
+
+class CodeParts(NamedTuple):
+    tests: str
+    solution: str
+    """Of the record; empty where it has none."""
+    module: str
+    """What the tests import; empty where they use the solution's names, STANDARD_INPUT where they are inputs and
+    outputs."""
+    told: str
+    """What the question is followed by, since a program could not be written without it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,7 @@ class Seed:
     solution: str
     """Worked solution of the record; empty where it has none."""
     module: str
-    """The module that the tests import; empty where they use the names without an import."""
+    """As in CodeParts."""
 
 
 def require_sandbox(files: Sequence[SourceFile]) -> None:
@@ -75,12 +92,14 @@ def _file_seeds(file: SourceFile) -> Iterator[Seed]:
 
 def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
     question = asked_question(record)
-    read = code_parts(record) if file.kind == CODE else math_parts(record)
-    if not question.strip() or not read[0].strip():
-        return None
-    answer, solution, module = read
     if file.kind == CODE:
-        question = code_question(question, answer, module)
+        answer, solution, module, told = code_parts(record)
+        question = f"{question}\n{told}" if question else ""
+    else:
+        answer, solution = math_parts(record)
+        module = ""
+    if not question.strip() or not answer.strip():
+        return None
     return Seed(
         document_id(file.name, offset, 0),
         file.name,
@@ -110,13 +129,8 @@ def only_question(turns: object) -> str:
     return message["content"] if isinstance(message, dict) and is_asked else ""
 
 
-def code_question(question: str, tests: str, module: str) -> str:
-    """With the tests, where they use names that the question does not tell."""
-    return question if module else f"{question}\nIt passes these tests:\n{tests}"
-
-
-def math_parts(record: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(final answer, worked solution, ""); empty where the record has none. The answer may be that of `reward_model`,
+def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
+    """(final answer, worked solution); empty where the record has none. The answer may be that of `reward_model`,
     as in data for verl, or in the last box of a solution, as in MATH."""
     rewarded = record.get("reward_model")
     fields = {**record, "ground_truth": rewarded.get("ground_truth") if isinstance(rewarded, dict) else None}
@@ -125,20 +139,22 @@ def math_parts(record: Mapping[str, Any]) -> tuple[str, str, str]:
     answer = f"{given:.15g}" if isinstance(given, float) else str(given)
     if GSM_MARK in answer:
         solution, _, answer = answer.rpartition(GSM_MARK)
-        return answer.strip(), solution.strip(), ""
+        return answer.strip(), solution.strip()
     solution = record["solution"] if isinstance(record.get("solution"), str) else ""
     boxes = [] if answer.strip() else boxed_answers(solution)
-    return (boxes[-1] if boxes else answer).strip(), solution, ""
+    return (boxes[-1] if boxes else answer).strip(), solution
 
 
-def code_parts(record: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(tests, solution, the module that the tests import); likewise."""
-    tests, module = record.get("test_list", record.get("tests")), record.get("module_file")
-    parts = [record.get("test_setup_code") or "", *tests] if isinstance(tests, list) else [tests]
-    lines = [part for part in parts if isinstance(part, str)]
-    written = "\n".join(lines).strip() if len(lines) == len(parts) else ""
+def code_parts(record: Mapping[str, Any]) -> CodeParts:
+    """Tests are empty where the record has none that can be run."""
     solution = next((record[name] for name in ("code", "solution") if isinstance(record.get(name), str)), "")
-    return written, solution, module.removesuffix(".py") if isinstance(module, str) else ""
+    published = published_tests(record)
+    if published is not None:
+        return CodeParts(published.tests, solution or published_solution(record), published.module, published.told)
+    tests, module = assertions(record), record.get("module_file")
+    name = module.removesuffix(".py") if isinstance(module, str) else ""
+    name = name or (MODULE if IMPORTS_SOLUTION.search(tests) else "")
+    return CodeParts(tests, solution, name, "" if name else f"It passes these tests:\n{tests}")
 
 
 def check_solution(seed: Seed, text: str) -> str:

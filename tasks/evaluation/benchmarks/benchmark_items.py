@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
+from infra.step import canonical_json
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.data.prompts.benchmark_records import Record, read_records
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of, tool_request
@@ -21,7 +22,7 @@ from tasks.data.prompts.published_layouts import LacksError, given_text, in_form
 from tasks.data.prompts.python_turns import SHOWN_TOOLS
 from tasks.data.seeds.math_answers import without_annotations
 from tasks.data.seeds.problem_kinds import CONSTRAINTS, MATH, SAFETY, TOOLS
-from tasks.data.seeds.seed_problems import code_parts
+from tasks.data.seeds.seed_problems import asked_question, code_parts
 from tasks.evaluation.benchmarks.repository_tasks import RepositoryTask, issue_prompt, task_of
 from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
 from tasks.evaluation.choice_questions import order_hash, question_of
@@ -284,17 +285,19 @@ def _completed_program(record: Record, is_chat: bool) -> Question:
 
 
 def _program(record: Record, is_chat: bool) -> Question:
-    """MBPP's fields: `text`, `test_list` and, for examples, `code`."""
-    tests, solution, _ = code_parts(record)
+    """MBPP's fields: `text`, `test_list` and, for examples, `code`; or a layout of program_tests."""
+    tests, solution, module, told = code_parts(record)
     if not tests:
-        raise LacksError("it has no tests in test_list or tests")
-    asked = (
-        f"{given_text(record, ('text', 'question', 'prompt')).strip()} Your code should pass these tests:\n\n{tests}\n"
-    )
+        raise LacksError("it has no tests that can be run, in test_list, tests or a published layout")
+    stated = asked_question(record).strip()
+    if not stated:
+        raise LacksError("it has no question")
+    asked = f"{stated}\n{told}\n" if module else f"{stated} Your code should pass these tests:\n\n{tests}\n"
+    expected = canonical_json({"tests": tests, "module": module})
     if is_chat:
-        return Question(asked, tests, "")
+        return Question(asked, expected, "")
     prompt = f"You are an expert Python programmer, and here is your task: {asked}[BEGIN]\n"
-    return Question(prompt, tests, f"{prompt}{solution}\n[DONE]")
+    return Question(prompt, expected, f"{prompt}{solution}\n[DONE]")
 
 
 def _tools(record: Record, is_chat: bool) -> Question:

@@ -18,9 +18,8 @@ from configs.schema import Benchmark, LikelihoodBenchmark
 from model.text.chat_template import answer_of
 from tasks.data.problems.refusals import behaves
 from tasks.data.prompts.python_turns import last_words
-from tasks.data.prompts.verifiers import agrees_mathematically, calls_functions, follows_constraints
+from tasks.data.prompts.verifiers import agrees_mathematically, calls_functions, follows_constraints, passes_tests
 from tasks.data.sandbox.code_sandbox import PASSED, find_verdict
-from tasks.data.seeds.code_answers import program_of
 from tasks.evaluation.benchmarks.benchmark_items import BenchmarkItem
 from tasks.evaluation.benchmarks.repository_tasks import RepositoryTask, judge_patch
 from tasks.evaluation.benchmarks.retrieval_items import states_code
@@ -151,7 +150,7 @@ def is_right(kind: str, prompt: str, expected: str, text: str) -> bool:
     if not answer:
         return False
     if kind == "program":
-        return find_verdict(program_of(answer), expected, "") == PASSED
+        return passes_tests(answer, expected) is True
     if kind in ("math", "math_with_python"):
         return agrees_mathematically(answer, expected)
     if kind == "constraints":

@@ -3,6 +3,7 @@ namespaces."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -181,6 +182,59 @@ def test_a_solution_knows_nothing_of_the_one_before_and_spoils_nothing_of_the_ne
         assert judge_solution(f"{spoiler}\ndef f():\n    return 2", "assert f() == 1", "") == FAILED
         assert judge_solution(one, "assert f() == 1", "") == PASSED
         assert judge_solution(one, "assert f() == 2", "") == FAILED
+
+
+READING = {
+    "input": "print(int(input()) + int(input()))",
+    "lines": "import sys\nprint(sum(map(int, sys.stdin)))",
+    "bytes": "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))",
+    "descriptor": "print(sum(map(int, open(0).read().split())))",
+    "system call": "import os\nprint(sum(map(int, os.read(0, 99).split())))",
+    "renamed": "import sys\ninput = sys.stdin.readline\nprint(int(input()) + int(input()))",
+    "written": "import sys\nsys.stdout.write(str(int(input()) + int(input())))",
+    "written as bytes": "import sys\nsys.stdout.buffer.write(b'%d' % (int(input()) + int(input())))",
+    "another output": "import io, sys\nsys.stdout = io.StringIO()\nprint(int(input()) + int(input()))\n"
+    "sys.__stdout__.write(sys.stdout.getvalue())",
+    "main": "def main():\n    print(int(input()) + int(input()))\nif __name__ == '__main__':\n    main()",
+    "left": "print(int(input()) + int(input()))\nexit()\nprint(0)",
+    "standard error": "import sys\nprint(0, file=sys.stderr)\nprint(int(input()) + int(input()))",
+    "blanks": "print(int(input()) + int(input()), ' \\n\\n')",
+    "decimals": "print(float(input()) + float(input()))",
+}
+NOT_READING = {
+    "wrong": "print(4)",
+    "two lines": "print(3)\nprint(3)",
+    "nothing": "",
+    "error": "print(3)\nraise ValueError",
+    "error at the end": "print(3)\nimport sys\nsys.exit(1)",
+    "past the end": "print(3)\ninput(), input(), input()",
+    "ends its process": "print(3)\nimport os\nos._exit(0)",
+    "waits for ever": "print(3)\nwhile True:\n    pass",
+    "lies": "import gc, sys\nclass Lie(str):\n    __eq__ = lambda *_: True\n    __iter__ = lambda _: iter(())\n"
+    "    __len__ = lambda _: 1\n    rstrip = split = lambda self, *_: self\n"
+    "peer = next(one for one in gc.get_objects() if type(one).__name__ == 'SolutionSide')\n"
+    "writer = sys.modules['tasks.data.sandbox.value_writer'].Writer(peer, [])\n"
+    "peer._send(['return', writer.atom(Lie())], writer.nodes())",
+}
+
+
+def test_programs_read_and_print_as_they_do_outside(isolation):
+    tests = '[["1\\n2\\n", "3\\n"]]'
+    jobs = {name: (code, tests, code_sandbox.STANDARD_INPUT) for name, code in READING.items()}
+    assert verdicts(jobs, seconds=2) == dict.fromkeys(READING, PASSED)
+    jobs = {name: (code, tests, code_sandbox.STANDARD_INPUT) for name, code in NOT_READING.items()}
+    assert verdicts(jobs, seconds=2) == dict.fromkeys(NOT_READING, FAILED)
+
+
+def test_every_input_is_read_by_a_process_of_its_own_however_long_it_is(isolation):
+    numbers = "\n".join(map(str, range(200_000)))
+    tests = json.dumps([["1", "1"], [numbers, str(sum(range(200_000)))], ["2", "2"]])
+    kept = "import builtins, sys\nbuiltins.seen = getattr(builtins, 'seen', 0) + 1\nassert builtins.seen == 1\n"
+    reads = f"{kept}print(sum(map(int, sys.stdin.read().split())))"
+    assert judge_solution(reads, tests, code_sandbox.STANDARD_INPUT) == PASSED
+    unread = "print(1)"
+    assert judge_solution(unread, json.dumps([[numbers, "1"]]), code_sandbox.STANDARD_INPUT) == PASSED
+    assert judge_solution(unread, tests, code_sandbox.STANDARD_INPUT) == FAILED
 
 
 def test_honest_solutions_pass(isolation):

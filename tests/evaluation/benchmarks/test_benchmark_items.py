@@ -63,7 +63,7 @@ def change(suite, name, number, **fields):
         ("calls", 1, {"ground_truth": [7]}, r"record 2: cannot be asked as kind tools \(no_answer\)"),
         ("requests", 1, {"label": "bad"}, r"record 2: cannot be asked as kind refusal \(no_label\)"),
         ("functions", 0, {"entry_point": None}, "record 1: it has no text in entry_point"),
-        ("programs", 0, {"test_list": None}, "record 1: it has no tests in test_list or tests"),
+        ("programs", 0, {"test_list": None}, "record 1: it has no tests that can be run"),
     ],
 )
 def test_a_record_without_what_its_kind_needs_is_named(suite, name, number, fields, message):
