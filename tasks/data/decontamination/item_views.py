@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from string import ascii_uppercase
 from typing import Any
 
 from tasks.data.prompts.published_layouts import LAST_WORD, LAYOUTS, LacksError
 from tasks.data.records.documents import JSON_RECORD
+from tasks.data.seeds.program_tests import FIELDS, SOLUTIONS, published_solutions, published_tests
 from tasks.data.seeds.seed_problems import GSM_MARK, asked_question
 
 TEXT, CHOICE, CODE, MATHS = "evaluation_text", "choice_question", "code_task", "maths_problem"
@@ -26,10 +27,7 @@ QUESTION_FIELDS = (
 CHOICE_FIELDS = ("choices", "options", "context_options", "endings")
 ANSWER_FIELDS = ("text", "answer", "target", "continuation", "turns", "reference")
 SOLUTION_FIELDS = ("canonical_solution", "code", "solution", "patch", "test_patch")
-CODE_FIELDS = (
-    *("test", "tests", "test_list", "test_patch", "patch", "canonical_solution", "entry_point"),
-    *("input_output", "public_test_cases", "public_tests"),
-)
+CODE_FIELDS = ("test", "tests", "test_list", "test_patch", "patch", "canonical_solution", "entry_point")
 TOPIC = "activity_label"
 """Field of HellaSwag that its question begins with: a page may quote the item without it."""
 ANSWER_CUES = ("", "A: ", "Answer: ", "The answer is ")
@@ -55,6 +53,8 @@ def views(text: str, markup: str) -> tuple[str, list[View]]:
     if markup != JSON_RECORD:
         return TEXT, [(text, ASKED)]
     record = json.loads(text)
+    if published_tests(record) is not None:
+        return CODE, _distinct(_program_texts(record))
     kind = _kind(record)
     forms, fields = ([], set()) if kind == CODE else _published_forms(record)
     asked = fields.union(QUESTION_FIELDS, CHOICE_FIELDS, ANSWER_FIELDS)
@@ -62,7 +62,18 @@ def views(text: str, markup: str) -> tuple[str, list[View]]:
     for form in forms:
         texts += [*_leaves(form, _kind(form), asked), *_asked_with_choices(form)]
     kind = _kind(forms[0]) if kind == TEXT and forms else kind
-    return kind, [view for view in dict.fromkeys(texts) if view[0].strip()]
+    return kind, _distinct(texts)
+
+
+def _distinct(texts: Iterable[View]) -> list[View]:
+    return [view for view in dict.fromkeys(texts) if view[0].strip()]
+
+
+def _program_texts(record: Mapping[str, Any]) -> Iterator[View]:
+    """Without inputs and outputs: they are lists of numbers, which honest pages have too."""
+    others = {name: value for name, value in record.items() if name not in (*FIELDS, SOLUTIONS)}
+    yield from _leaves(others, CODE, {*QUESTION_FIELDS})
+    yield from ((program, PROGRAM) for program in published_solutions(record))
 
 
 def _published_forms(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], set[str]]:

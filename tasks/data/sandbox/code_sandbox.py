@@ -95,7 +95,8 @@ def judge_solution(code: str, tests: str, module: str, seconds: int = CPU_SECOND
     """PASSED, FAILED, or UNVERIFIABLE for tests that do not work across two processes.
 
     Tests import the solution as `module`, or use its names where that is empty. With STANDARD_INPUT they are pairs as
-    JSON: what a program reads, and what it prints. `seconds` of processor time for each process. Raises ValueError where this machine has no sandbox.
+    JSON: what a program reads, and what it prints. `seconds` of processor time for each process. Raises ValueError
+    where this machine has no sandbox.
     """
     verdict = find_verdict(code, tests, module, seconds)
     return verdict if verdict in (PASSED, UNVERIFIABLE) else FAILED

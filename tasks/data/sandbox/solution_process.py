@@ -46,7 +46,8 @@ class SolutionSide(Peer):
 
         random.seed(0)
         builtins.exit = builtins.quit = sys.exit  # which only site defines
-        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
+        given = io.BufferedReader(io.FileIO(0, closefd=False))
+        sys.stdin = sys.__stdin__ = io.TextIOWrapper(given, encoding="utf-8")
         sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
         sys.stderr = sys.__stderr__ = io.StringIO()
         printed = sys.stdout.buffer

@@ -1,9 +1,9 @@
 """Reads the tests of programs from records in published layouts: what a program prints for an input, or what a function
 returns for arguments.
 
-APPS and TACO have them in `input_output`, LiveCodeBench in `public_test_cases` and `private_test_cases`, CodeContests in
-`public_tests`, `private_tests` and `generated_tests`, DeepCoder in `tests`, SYNTHETIC-1 in `verification_info`, and
-data for verl in `reward_model`.
+Fields: `input_output` of APPS and TACO, `public_test_cases` and `private_test_cases` of LiveCodeBench, `public_tests`,
+`private_tests` and `generated_tests` of CodeContests, `tests` of DeepCoder, `verification_info` of SYNTHETIC-1, and
+`reward_model` of data for verl.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ FIELDS = (
     *("input_output", "public_test_cases", "private_test_cases", "public_tests", "private_tests", "generated_tests"),
     *("tests", "verification_info"),
 )
+SOLUTIONS = "solutions"
 FUNCTION_FIELDS = ("fn_name", "func_name")
 MAX_TESTS_CHARS = 1 << 20
 """Of the inputs and outputs of a record; the first tests that fit are kept."""
@@ -33,7 +34,7 @@ MODULE = "solution"
 PYTHON_3 = 3
 """CodeContests' number of the language."""
 READS = "The program reads standard input and prints its answer to standard output."
-TESTS = '''import unittest
+TESTS = """import unittest
 
 import {module}
 
@@ -43,7 +44,7 @@ class Tests(unittest.TestCase):
         owner = {module}.Solution() if hasattr({module}, "Solution") else {module}
         for arguments, accepted in {cases}:
             self.assertIn(owner.{function}(*arguments), accepted)
-'''
+"""
 
 
 class PublishedTests(NamedTuple):
@@ -99,16 +100,20 @@ def published_tests(record: Mapping[str, Any]) -> PublishedTests | None:
     return PublishedTests(TESTS.format(module=MODULE, function=function, cases=accepted), MODULE, told)
 
 
-def published_solution(record: Mapping[str, Any]) -> str:
-    """The first of `solutions` that is Python 3; empty where none is."""
-    given = _value(record.get("solutions"))
+def published_solutions(record: Mapping[str, Any]) -> list[str]:
+    """The texts in SOLUTIONS, of CodeContests those in Python 3."""
+    given = _value(record.get(SOLUTIONS))
     if isinstance(given, Mapping):
         languages, texts = given.get("language"), given.get("solution")
         if not isinstance(languages, list) or not isinstance(texts, list) or len(languages) != len(texts):
-            return ""
+            return []
         given = [text for language, text in zip(languages, texts, strict=True) if language == PYTHON_3]
-    texts = given if _is_list_of(str, given) else []
-    return next((with_typing(text) for text in texts if _is_python(text)), "")
+    return list(given) if _is_list_of(str, given) else []
+
+
+def published_solution(record: Mapping[str, Any]) -> str:
+    """The first that is Python 3; empty where none is."""
+    return next((with_typing(text) for text in published_solutions(record) if _is_python(text)), "")
 
 
 def assertions(record: Mapping[str, Any]) -> str:

@@ -51,6 +51,16 @@ LAMBADA = {"text": "He looked at the moon and missed the sun"}
 ALGEBRA = {"problem": "What is $1+1$?", "solution": r"Both ones together are $\boxed{2}$."}
 AIME = {"ID": "2024-I-1", "Problem": "Find the least prime number above 90 million.", "Answer": 90000049}
 SVAMP = {"Body": "Paco had 26 cookies.", "Question": "How many are left after 17?", "Answer": 9.0}
+SUM = "first = int(input())\nsecond = int(input())\nprint(sum(value for value in (first, second) if value > 0))"
+APPS = {
+    "question": "Read two numbers and print the sum of those that are above zero.",
+    "solutions": json.dumps([SUM]),
+    "input_output": json.dumps({"inputs": [" ".join(map(str, range(40)))], "outputs": ["780"]}),
+}
+LIVECODEBENCH = {
+    "question_content": APPS["question"],
+    "public_test_cases": json.dumps([{"input": "1", "output": "1", "testtype": "stdin"}]),
+}
 QUOTATIONS = [
     ("HellaSwag", HELLASWAG, "A man sits on a roof. He pulls up tiles."),
     ("HellaSwag", HELLASWAG, "Roofing: A man sits on a roof. He pulls up tiles."),
@@ -81,19 +91,35 @@ QUOTATIONS = [
 
 @pytest.mark.parametrize(("layout", "record", "quotation"), QUOTATIONS)
 def test_a_document_that_quotes_a_published_item_whole_is_found(layout, record, quotation):
-    row = {"id": "x", "source": "s", "offset": 0, "text": json.dumps(record), "markup": JSON_RECORD}
-    _, index = index_items([row], (), RECIPE)
-    quoting = f"{prose(1)}\n{quotation}\n{prose(2)}"
-    assert index.first_hits([quoting, f"{prose(1)}\n{prose(2)}"]).tolist() == [0, -1]
+    assert first_hits(record, quotation) == [0, -1]
 
 
 def test_every_published_layout_is_quoted():
     assert {name for name, _, _ in QUOTATIONS} == {layout.dataset for layout in LAYOUTS} | {"SVAMP"}
 
 
+def first_hits(record, quotation):
+    row = {"id": "x", "source": "s", "offset": 0, "text": json.dumps(record), "markup": JSON_RECORD}
+    _, index = index_items([row], (), RECIPE)
+    return index.first_hits([f"{prose(1)}\n{quotation}\n{prose(2)}", f"{prose(1)}\n{prose(2)}"]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("record", "quotation"), [(APPS, APPS["question"]), (APPS, SUM), (LIVECODEBENCH, APPS["question"])]
+)
+def test_a_document_that_quotes_a_published_program_is_found_by_question_and_solution(record, quotation):
+    assert first_hits(record, quotation) == [0, -1]
+
+
+def test_a_list_of_numbers_is_no_quotation_of_a_programs_input():
+    assert first_hits(APPS, " ".join(map(str, range(40)))) == [-1, -1]
+
+
 @pytest.mark.parametrize(
     ("record", "kind"),
     [
+        (APPS, "code_task"),
+        (LIVECODEBENCH, "code_task"),
         (HELLASWAG, "choice_question"),
         (PIQA, "choice_question"),
         (GPQA, "choice_question"),

@@ -214,7 +214,7 @@ NOT_READING = {
     "    __len__ = lambda _: 1\n    rstrip = split = lambda self, *_: self\n"
     "peer = next(one for one in gc.get_objects() if type(one).__name__ == 'SolutionSide')\n"
     "writer = sys.modules['tasks.data.sandbox.value_writer'].Writer(peer, [])\n"
-    "peer._send(['return', writer.atom(Lie())], writer.nodes())",
+    "peer._send(['return', writer.atom(Lie())], writer.nodes())\npeer.serve_all()",
 }
 
 

@@ -1,4 +1,4 @@
-"""Programs in published layouts: read, asked and judged, as prompts, as benchmarks and as evaluation that never trains."""
+"""Programs in published layouts are read, asked and judged, as prompts and as benchmarks."""
 
 from __future__ import annotations
 

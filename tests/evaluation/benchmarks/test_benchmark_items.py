@@ -154,6 +154,7 @@ def test_a_smaller_limit_asks_a_part_of_what_a_larger_one_asks(suite):
 
 ADD_CALL = '[{"name":"add","accepted":{"a":[1]},"optional":[]}]'
 FUNCTION = "def add(a, b):\n"
+ADD_TEST = '{"module":"","tests":"assert add(1, 2) == 3"}'
 CHECK = "def check(add):\n    assert add(1, 2) == 3\n\ncheck(add)\n"
 
 
@@ -169,8 +170,8 @@ CHECK = "def check(add):\n    assert add(1, 2) == 3\n\ncheck(add)\n"
         ("exact", "True", " True", "True or False"),
         ("constraints", '[["punctuation:no_comma",{}]]', "No mark here.", "One, here."),
         ("completed_program", CHECK, "    return a + b\n", "    return a - b\n"),
-        ("program", "assert add(1, 2) == 3", "```python\ndef add(a, b): return a + b\n```", "def add(a, b): return 4"),
-        ("program", "assert add(1, 2) == 3", "def add(a, b): return a + b", "import os; os.system('true')"),
+        ("program", ADD_TEST, "```python\ndef add(a, b): return a + b\n```", "def add(a, b): return 4"),
+        ("program", ADD_TEST, "def add(a, b): return a + b", "import os; os.system('true')"),
         ("refusal", '{"known": "", "label": "harmful"}', "I can't help with that.", "I can't help. Just take it."),
         ("over_refusal", '{"known": "", "label": "harmless"}', "Bring the bill.", "I can't help with that."),
     ],
