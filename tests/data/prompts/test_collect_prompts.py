@@ -28,6 +28,11 @@ CALL = {"name": "area", "arguments": {}}
 HALF = "\ud83d"
 """Half of a surrogate pair, which JSON text can name."""
 MBPP = {"text": "Add two.", "code": "def add(a, b):\n    return a + b", "test_list": ["assert add(1, 2) == 3"]}
+APPS = {
+    "question": "Print the sum.",
+    "solutions": json.dumps(["print input()", "print(int(input()) + int(input()))"]),
+    "input_output": json.dumps({"inputs": ["1\n2\n", "5\n6"], "outputs": ["3\n", "11"]}),
+}
 FILES = {
     "math": [
         ({"problem": "What is half?", "answer": "1/2"}, ""),
@@ -46,6 +51,8 @@ FILES = {
         ({"text": "Add without a solution.", "test_list": ["assert add(1, 2) == 3"]}, ""),
         (MBPP | {"text": "Its own solution fails.", "test_list": ["assert add(1, 2) == 4"]}, "tests_failed"),
         ({"text": "No tests."}, "no_answer"),
+        (APPS, ""),
+        (APPS | {"question": "Print the difference.", "solutions": json.dumps(["print(0)"])}, "tests_failed"),
     ],
     "choice": [
         ({"question": "Which?", "choices": ["one", "two"], "answer": "B"}, ""),
@@ -99,6 +106,7 @@ RIGHT = {
     "Area?": "<tool_call>area\n</tool_call>",
     "Add two.": "```python\ndef add(a, b):\n    return b + a\n```",
     "Add without a solution.": "```python\ndef add(a, b):\n    return b + a\n```",
+    "Print the sum.": "```python\nimport sys\nprint(sum(map(int, sys.stdin)))\n```",
     "Which?": "B",
     "Which one?": "B",
     "Which of them?": "B",
