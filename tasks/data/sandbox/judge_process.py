@@ -231,13 +231,13 @@ def run_printing(peer: Judge, code: str) -> str:
 
 
 def judge_printed(peer: Judge, code: str, expected: str) -> str:
-    """PASSED for a program that prints the expected lines, but for blanks at their ends and blank lines at the end; in
-    a line of numbers 1.0 is 1. As LiveCodeBench compares."""
+    """PASSED for a program that prints the expected lines, but for blanks around them and blank lines around all; in a
+    line of numbers 1.0 is 1. As LiveCodeBench compares."""
     try:
         printed = peer.request("run", None, code)
         if type(printed) is not str:
             return FAILED
-        lines, wanted = (text.rstrip().split("\n") for text in (printed, expected))
+        lines, wanted = (text.strip().split("\n") for text in (printed, expected))
         is_right = len(lines) == len(wanted) and all(map(_is_same_line, lines, wanted))
     except BaseException:
         return FAILED

@@ -198,7 +198,7 @@ READING = {
     "main": "def main():\n    print(int(input()) + int(input()))\nif __name__ == '__main__':\n    main()",
     "left": "print(int(input()) + int(input()))\nexit()\nprint(0)",
     "standard error": "import sys\nprint(0, file=sys.stderr)\nprint(int(input()) + int(input()))",
-    "blanks": "print(int(input()) + int(input()), ' \\n\\n')",
+    "blanks": "print('\\n ')\nprint(int(input()) + int(input()), ' \\n\\n')",
     "decimals": "print(float(input()) + float(input()))",
 }
 NOT_READING = {

@@ -90,6 +90,10 @@ CALLING = {
         ),
     },
 }
+PAIR = {
+    "public_test_cases": json.dumps([{"input": "[5]", "output": "[5, 5]", "testtype": "functional"}]),
+    "private_test_cases": packed([]),
+}
 
 
 def test_the_packed_tests_are_read_without_unpickling():
@@ -125,6 +129,9 @@ def test_a_function_is_judged_by_what_it_returns_in_every_layout(layout):
     assert passes_tests(f"{written}sum(numbers)", prompt.answer) is True
     assert passes_tests(f"{written}len(numbers) + 1", prompt.answer) is False, "right for the first test only"
     assert passes_tests("print(3)", prompt.answer) is False
+    pair = prompt_of("code_with_tests", CALLING["LiveCodeBench"] | PAIR).answer
+    assert passes_tests(f"{METHOD}numbers[0], numbers[0]", pair) is True, "a tuple is a list"
+    assert passes_tests(f"{METHOD}numbers[0], numbers[0]", prompt.answer) is False
     if "solutions" in record:
         assert passes_tests(code_parts(record).solution, prompt.answer) is True
 
