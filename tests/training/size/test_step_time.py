@@ -50,11 +50,9 @@ def test_an_update_reads_and_writes_what_is_counted():
     assert count_update(model).traffic / count_parameters(model).total == pytest.approx(UPDATE_BYTES, rel=0.1)
 
 
-def test_the_shares_of_peak_are_those_of_the_measured_step(monkeypatch):
-    """One H200, 3.35 B parameters with the MTP layer, ZeRO 1, 8 micro-batches of 4 x 4,096 tokens: 3.915 s, when an
-    update still read and wrote 105 bytes per element."""
-    monkeypatch.setattr("tasks.training.plan.step_time.UPDATE_BYTES", 105)
-    tokens = 8 * 4 * 4096
+def measured_step(sequences: int, num_micro_batches: int, **own):
+    """On one H200, of 3.35 B parameters with the MTP layer, ZeRO 1, rows of 4,096 tokens."""
+    tokens = num_micro_batches * sequences * 4096
     recipe, resources, _ = phase_of("tiny")
     course = recipe.course.model_copy(update={"start_batch_tokens": tokens, "peak_batch_tokens": tokens})
     measured = {
@@ -65,12 +63,36 @@ def test_the_shares_of_peak_are_those_of_the_measured_step(monkeypatch):
         "course_num_tokens": 4 * tokens,
         "course": course,
     }
-    own = {"device": "cuda", "zero_stage": 1, "micro_batch_sequences": 4, "peak_flops_per_second": 9.89e14}
+    own |= {"device": "cuda", "zero_stage": 1, "micro_batch_sequences": sequences, "peak_flops_per_second": 9.89e14}
     h200 = replace(H100, memory_bytes_per_second=4.8e12)
-    step = step_time(recipe.model_copy(update=measured), resources.model_copy(update=own), 4096, h200)
+    return step_time(recipe.model_copy(update=measured), resources.model_copy(update=own), 4096, h200)
+
+
+def test_the_shares_of_peak_are_those_of_the_measured_step(monkeypatch):
+    """3.915 s, when an update still read and wrote 105 bytes per element."""
+    monkeypatch.setattr("tasks.training.plan.step_time.UPDATE_BYTES", 105)
+    step = measured_step(4, 8)
     assert step.seconds == pytest.approx(3.915, rel=0.03) and step.mfu == pytest.approx(0.252, rel=0.03)
     assert step.update == pytest.approx(0.237, rel=0.05)
     assert step.matrices / 8 == pytest.approx(0.155 + 0.084, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "num_micro_batches", "deterministic", "tokens_per_second", "mfu"),
+    [
+        (8, 8, True, 52_966, 0.399),
+        (8, 8, False, 58_938, 0.444),
+        (8, 8, False, 58_474, 0.440),
+        (4, 16, False, 56_064, 0.422),
+        (8, 16, False, 61_784, 0.465),
+    ],
+)
+def test_a_step_with_compiled_layers_takes_what_was_measured(
+    sequences, num_micro_batches, deterministic, tokens_per_second, mfu
+):
+    step = measured_step(sequences, num_micro_batches, compile_layers=True, deterministic=deterministic)
+    seconds = num_micro_batches * sequences * 4096 / tokens_per_second
+    assert step.seconds == pytest.approx(seconds, rel=0.05) and step.mfu == pytest.approx(mfu, rel=0.05)
 
 
 def test_counted_products_are_those_of_the_formula():
