@@ -81,7 +81,8 @@ def _row(name: str, kind: str, recipe: TrainingRecipe, found: Found, attended: f
     hours = flops / (own.num_ranks * own.peak_flops_per_second * found.step.mfu) / 3600
     dollars = hours * own.num_ranks * price_of_rank(load_prices("guide"), own, machine)
     step = f"{found.step.seconds:.3g} | {found.step.mfu:.1%} | {found.memory_bytes / 1e9:.1f}"
-    topology = f"{kind}: {axes}, {own.recompute}, {own.micro_batch_sequences}"
+    compiled = ", compiled" if own.compile_layers else ""
+    topology = f"{kind}: {axes}, {own.recompute}, {own.micro_batch_sequences}{compiled}"
     return f"| {name} | {own.num_ranks:,} {machine.name} | {topology} | {step} | {hours:,.1f} | {amount(dollars)} |"
 
 

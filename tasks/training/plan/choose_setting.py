@@ -24,6 +24,7 @@ SEARCHED = (
     "recompute_every_layers",
     "micro_batch_sequences",
     "micro_batch_tokens",
+    "compile_layers",
 )
 """Settings of a phase's resources that a search may change."""
 ON_CPUS = "no other setting is searched: the time of CPUs is measured or assumed, not derived from a topology"
@@ -89,7 +90,7 @@ def _choice(
     return PlannedChoice(
         topology=found.describe(),
         settings=tuple(
-            f"phases.{name}.resources.{key}={getattr(chosen, key)}"
+            f"phases.{name}.resources.{key}={str(getattr(chosen, key)).lower()}"
             for key in SEARCHED
             if getattr(chosen, key) != getattr(resources, key)
         ),

@@ -1,8 +1,9 @@
 """Searches the topology in which a phase's steps take the least time on its ranks: `glm46 plan SCALE --search`.
 
-It tries tensor, pipeline, context and expert parallelism, recomputation and rows per micro-batch. The ZeRO stage is
-another one only where none fits at its own; everything else stays. What no engine can train, what qlora cannot divide,
-and what needs more than MEMORY_USED of a rank's memory is left out. Tensor parallelism stays inside a node.
+It tries tensor, pipeline, context and expert parallelism, recomputation, rows per micro-batch, and compiled layers where
+no axis divides them. The ZeRO stage is another one only where none fits at its own; everything else stays. What no
+engine can train, what qlora cannot divide, and what needs more than MEMORY_USED of a rank's memory is left out. Tensor
+parallelism stays inside a node.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from configs.schema import TrainingRecipe, TrainingResources
-from tasks.training.plan.launch_rules import unavailable_training
+from tasks.training.plan.launch_rules import unavailable_training, uncompiled_layers
 from tasks.training.plan.machine import MEMORY_USED, Machine
 from tasks.training.plan.rank_memory import rank_memory
 from tasks.training.plan.step_time import StepTime, step_time
@@ -35,11 +36,12 @@ class Found:
     def describe(self) -> str:
         """In one line."""
         own = self.resources
+        compiled = ", layers compiled" if own.compile_layers else ""
         filled = f"tokens {own.micro_batch_tokens}" if own.micro_batch_tokens else f"rows {own.micro_batch_sequences}"
         return (
             f"data {data_parallel(own)} x tensor {own.tensor_parallel} x pipeline {own.pipeline_parallel} x context "
             f"{own.context_parallel}, experts {own.expert_parallel}, ZeRO {own.zero_stage}, recompute {own.recompute}, "
-            f"{filled}: {self.step.seconds:.3g} s a step, {self.step.mfu:.1%} of peak, "
+            f"{filled}{compiled}: {self.step.seconds:.3g} s a step, {self.step.mfu:.1%} of peak, "
             f"{self.memory_bytes / 1e9:.1f} GB"
         )
 
@@ -104,8 +106,12 @@ def _candidates(
                 "recompute_every_layers": 1,
                 "micro_batch_sequences": rows,
                 "micro_batch_tokens": 0,
+                "compile_layers": False,
             }
         )
         has_code = own_reasons.issuperset(unavailable_training(recipe, candidate))
         if has_code and not impossible_topology(recipe, candidate):
             yield candidate
+            compiled = candidate.model_copy(update={"compile_layers": True})
+            if not uncompiled_layers(recipe, compiled):
+                yield compiled
