@@ -1,7 +1,7 @@
 """Searches the topology in which a phase's steps take the least time on its ranks: `glm46 plan SCALE --search`.
 
-It tries tensor, pipeline, context and expert parallelism, recomputation, rows per micro-batch, and compiled layers where
-no axis divides them. The ZeRO stage is another one only where none fits at its own; everything else stays. What no
+It tries tensor, pipeline, context and expert parallelism, recomputation, rows per micro-batch, and compiling where no
+axis divides the layers. The ZeRO stage is another one only where none fits at its own; everything else stays. What no
 engine can train, what qlora cannot divide, and what needs more than MEMORY_USED of a rank's memory is left out. Tensor
 parallelism stays inside a node.
 """
