@@ -10,7 +10,7 @@ import pytest
 from benchmarks.training.roofline import count_passes, count_update
 from benchmarks.training.train_step_gpu import LARGE
 from configs.load import load_scale
-from docs.draw_scale import PAGE, drawn, s0_topology
+from docs.draw_scale import PAGE, cases, drawn, s0_topology
 from model.architecture.counts import count_parameters, training_flops_per_token
 from tasks.training.plan.activation_memory import layer_bytes_per_token
 from tasks.training.plan.launch_rules import unavailable_training
@@ -164,3 +164,15 @@ def test_the_search_finds_nothing_that_a_run_would_refuse():
         assert unavailable_training(recipe, resources) == []
         best = find_topology(recipe, resources, attended_tokens(phase), H100)
         assert best is not None and unavailable_training(recipe, best.resources) == []
+
+
+def test_the_search_compiles_layers_that_no_axis_divides_and_no_others():
+    """Also where the given setting compiles, so that its axes are 1."""
+    _, recipe, resources, attended, machine = cases()[0]
+    for given in (resources, resources.model_copy(update={"compile_layers": True})):
+        best = find_topology(recipe, given, attended, machine)
+        assert best is not None and best.resources.compile_layers and "layers compiled" in best.describe()
+    for name in ("scaled_down", "full"):
+        recipe, resources, attended = phase_of(name)
+        best = find_topology(recipe, resources, attended, H100)
+        assert best is not None and not best.resources.compile_layers and best.resources.expert_parallel > 1
