@@ -167,18 +167,21 @@ def judge(peer: Judge, code: str, tests: str, module: str) -> str:
 
 
 def _passes_script(peer: Judge, tests: str) -> bool:
-    namespace = {"__name__": TESTS, **_solution_names(peer, ast.parse(tests))}
+    parsed = ast.parse(tests)
+    namespace = {"__name__": TESTS, **_solution_names(peer, parsed)}
     exec(compile(tests, TESTS, "exec"), namespace)
-    _run_functions(namespace)
+    _run_functions(parsed, namespace)
     return True
 
 
-def _run_functions(namespace: dict[str, Any]) -> int:
-    """The number of functions that are named as pytest names tests; runs them all."""
+def _run_functions(tests: ast.Module, namespace: dict[str, Any]) -> int:
+    """Call the functions that are named as pytest names tests and that the tests do not call themselves; their
+    number."""
+    called = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
     functions = [
-        value
-        for name, value in [*namespace.items()]
-        if name.startswith("test") and type(value) is types.FunctionType and value.__module__ == TESTS
+        namespace[node.name]
+        for node in tests.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and node.name not in called
     ]
     for function in functions:
         function()
@@ -212,7 +215,7 @@ def _passes_unittest(peer: Judge, tests: str, module: str) -> bool:
     exec(compile(tests, TESTS, "exec"), loaded.__dict__)
     suite, result = unittest.defaultTestLoader.loadTestsFromModule(loaded), unittest.TestResult()
     suite.run(result)
-    num_functions = _run_functions(loaded.__dict__)
+    num_functions = _run_functions(ast.parse(tests), loaded.__dict__)
     return result.testsRun + num_functions > len(result.skipped) and result.wasSuccessful()
 
 

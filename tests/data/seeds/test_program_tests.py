@@ -184,6 +184,11 @@ def test_functions_of_pytest_are_run():
     inside = prompt_of("code_with_tests", record | {"test": "def test_sum():\n    assert add(1, 2) == 3\n"}).answer
     assert passes_tests(record["solution"], inside) is True
     assert passes_tests("def add(a, b):\n    return a - b", inside) is False
+    helper = "def test_pair(a, b):\n    assert add(a, b) == a + b\n\ntest_pair(1, 2)\n"
+    called = prompt_of("code_with_tests", record | {"test": helper}).answer
+    assert passes_tests(record["solution"], called) is True, "the tests call it with what it needs"
+    never = prompt_of("code_with_tests", record | {"test": helper.partition("\n\n")[0]}).answer
+    assert passes_tests(record["solution"], never) is False, "nothing gives it what it needs"
 
 
 def test_the_layouts_are_benchmarks_too():
