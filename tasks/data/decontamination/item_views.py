@@ -53,7 +53,8 @@ def views(text: str, markup: str) -> tuple[str, list[View]]:
     if markup != JSON_RECORD:
         return TEXT, [(text, ASKED)]
     record = json.loads(text)
-    if published_tests(record) is not None:
+    program = published_tests(record)
+    if program is not None and program.tests:
         return CODE, _distinct(_program_texts(record))
     kind = _kind(record)
     forms, fields = ([], set()) if kind == CODE else _published_forms(record)

@@ -173,7 +173,10 @@ def _case(given: Any, expected: Any, function: str, is_json: bool) -> Case:
         given, expected = [_json(line) for line in given.split("\n") if line.strip()], _json(expected)
     if not isinstance(given, list):
         raise _UnreadableError
-    _text(canonical_json([given, expected]))
+    try:
+        _text(canonical_json([given, expected]))
+    except (ValueError, TypeError, RecursionError) as error:  # a number that is not finite, a date of a Parquet file
+        raise _UnreadableError from error
     return Case(given, expected, function)
 
 

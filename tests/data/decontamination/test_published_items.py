@@ -111,6 +111,12 @@ def test_a_document_that_quotes_a_published_program_is_found_by_question_and_sol
     assert first_hits(record, quotation) == [0, -1]
 
 
+def test_a_record_whose_tests_cannot_be_read_is_protected_as_any_other():
+    record = {"description": APPS["question"], "tests": {"first": "Every word of this sentence belongs to one test."}}
+    kind, texts = views(json.dumps(record), JSON_RECORD)
+    assert kind == "code_task" and (record["tests"]["first"], INCIDENTAL) in texts
+
+
 def test_a_list_of_numbers_is_no_quotation_of_a_programs_input():
     assert first_hits(APPS, " ".join(map(str, range(40)))) == [-1, -1]
 

@@ -152,8 +152,10 @@ def test_a_record_with_a_broken_test_is_no_prompt(fields):
     """Its other tests might be the examples of the question."""
     with pytest.raises(UnusablePromptError, match="no_answer"):
         prompt_of("code_with_tests", PRINTING["LiveCodeBench"] | fields)
-    with pytest.raises(UnusablePromptError, match="no_answer"):
-        prompt_of("code_with_tests", {"question": ASKED, "input_output": ""})
+    given = {"fn_name": "total", "inputs": [[1.0]], "outputs": [float("nan")]}
+    for record in ({"input_output": ""}, {"input_output": given}, {"verification_info": {"tests": "none"}}):
+        with pytest.raises(UnusablePromptError, match="no_answer"):
+            prompt_of("code_with_tests", {"question": ASKED, **record})
 
 
 def test_the_first_tests_that_fit_are_kept(monkeypatch):
