@@ -15,7 +15,7 @@ from typing import Any
 from configs.files.s3_objects import S3, s3_client
 from tasks.data.readers.source_bytes import ETAG, HUGGING_FACE
 
-HELD_OUT = re.compile(r"(?:^|[/_.-])(?:test|validation|valid|val|dev|eval)(?:[/_.-]|$)", re.I)
+HELD_OUT = re.compile(r"(?:^|[/_.-])(?:test|validation|valid|val|dev|eval)\d*(?:[/_.-]|$)", re.I)
 """Matches file names of a dataset's splits that are not for training."""
 DATASET = re.compile(r"([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[\w.-]+|[\w.-]+))?(?:/(.+))?")
 """Name, revision (the hub keeps its Parquet copies under refs/convert/parquet) and directory."""

@@ -22,7 +22,7 @@ from tests.evaluation.benchmarks.toy_suite import NEEDLE, ROWS, toy_suite, write
 from tests.support.data_inputs import SHARED_DATA as DATA
 from tests.support.evaluation_fakes import benchmark_files
 
-OF_THE_HUB = ("release", "aime", "hellaswag", "math")
+OF_THE_HUB = ("release", "aime", "hellaswag", "livecodebench", "math")
 """Suites that test_published_layouts.py and test_release_suite.py read."""
 
 

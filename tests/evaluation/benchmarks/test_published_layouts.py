@@ -189,9 +189,15 @@ def test_a_broken_parquet_file_is_named(tmp_path):
         read(tmp_path, "choice", HELLASWAG, write_jsonl, "test.parquet")
 
 
+LIVECODEBENCH = {
+    "question_content": "Print the number that is read.",
+    "public_test_cases": json.dumps([{"input": "1", "output": "1", "testtype": "stdin"}]),
+}
+
+
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A dataset without a glm46-data.yaml, as the hub holds HellaSwag, MATH and AIME."""
+    """A dataset without a glm46-data.yaml, as the hub holds HellaSwag, MATH, AIME and LiveCodeBench."""
     files = {}
     for benchmark in (*LIKELIHOOD.benchmarks, *MATH.benchmarks):
         assert benchmark.kind != "retrieval"
@@ -200,6 +206,7 @@ def hub(tmp_path, monkeypatch):
         write_parquet(path, [HELLASWAG] if benchmark.name == "hellaswag" else [ALGEBRA])
         files[benchmark.file] = path.read_bytes()
     files["data/train-00000-of-00001.parquet"] = files["data/validation-00000-of-00001.parquet"]
+    files["test6.jsonl"] = json.dumps(LIVECODEBENCH).encode()
     files["test.jsonl"] = json.dumps({"problem": "What is $70$?", "answer": "70", "id": "0"}).encode()
     siblings = [
         {"rfilename": name, "size": len(body), "blobId": hashlib.sha1(body).hexdigest()} for name, body in files.items()
@@ -213,7 +220,7 @@ def hub(tmp_path, monkeypatch):
         yield "hf://owner/name"
 
 
-@pytest.mark.parametrize("name", ["hellaswag", "math", "aime"])
+@pytest.mark.parametrize("name", ["hellaswag", "math", "aime", "livecodebench"])
 def test_a_suite_of_the_hub_reads_the_datasets_held_out_split(hub, name):
     suite = load_suite(name)
     asked = read_suite_items(name, suite, hub, None)
