@@ -7,27 +7,22 @@ tree that git does not ignore.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 
 from configs.strict_yaml import MAX_BYTES, read_yaml
 from tasks.data.readers.git_trees import GIT_COMMITS, GIT_DIRECTORY
 from tasks.data.readers.issue_threads import ISSUES
 from tasks.data.readers.record_lines import TABLES
-from tasks.data.readers.source_bytes import GARBLED, HashingReader, decompressed, open_source, stem_of
+from tasks.data.readers.source_bytes import open_source, stem_of
 from tasks.data.readers.table_records import CSV, JSON
 from tasks.data.records.documents import CODE, COMMIT, ISSUE
+from tasks.data.sources.benchmark_shapes import refuse_benchmarks
 from tasks.data.sources.globs import Glob
 from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot
 
 OTHER_MANIFEST_NAMES = ("glm46-data.yml", "glm46_data.yaml", "glm46_data.yml")
-PEEKED_BYTES = 1 << 16
-PEEKS_AT_ONCE = 16
 """Objects of a bucket that are looked at concurrently, each with one request."""
 ROLES = ("pretrain", "evaluation", "reference", "sft", "preference", "prompts", "classifier", "ignore")
 TEXT_ROLES = ("pretrain", "evaluation", "reference")
@@ -66,7 +61,6 @@ PATTERN_FORMATS = (
     (r".*pages-(?:articles|meta).*\.xml(?:-[\dp]+)?", "mediawiki"),
 )
 """Formats by the name without the ending of a compression."""
-BENCHMARK_SHAPES = ({"question", "choices", "answer"}, {"question", "answer"}, {"prompt", "canonical_solution", "test"})
 
 
 @dataclass(frozen=True)
@@ -302,32 +296,8 @@ def _roles_by_suffix(root: SourceRoot, names: list[str], needed: str) -> list[tu
         if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
             group = name.split("/")[0] if "/" in name else "*"
             assigned.append((name, RoleEntry(files=group, role=role, format=form, domain=_domain_by_suffix(name))))
-    peeked = [
-        name
-        for name in names
-        if format_of(name) == "jsonl" and (name in root.digests or os.path.isfile(root.addresses[name]))
-    ]
-    with ThreadPoolExecutor(PEEKS_AT_ONCE) as pool:
-        for _ in pool.map(partial(_refuse_benchmark, root), peeked):
-            pass
+    refuse_benchmarks(root, {name: format_of(name) for name in names})
     return assigned
-
-
-def _refuse_benchmark(root: SourceRoot, name: str) -> None:
-    """Raises ValueError for a file whose first record looks like a benchmark: in the training text it would spoil every
-    later measurement."""
-    try:
-        with open_source(root.addresses[name], buffer_bytes=PEEKED_BYTES) as file:
-            record = json.loads(decompressed(name, HashingReader(file)).readline(2**24))
-    except (*GARBLED, ValueError, RecursionError):
-        return
-    shape = next((shape for shape in BENCHMARK_SHAPES if isinstance(record, dict) and shape <= set(record)), None)
-    if shape is not None:
-        raise ValueError(
-            f"{root.where.rstrip('/')}/{name}: has the fields of a benchmark ({', '.join(sorted(shape))}) and there "
-            f"is no {MANIFEST_NAME}: "
-            f"write one that gives this file a role, for example `{{files: {name!r}, role: evaluation}}`"
-        )
 
 
 def _glob_of(manifest: str, entry: RoleEntry) -> Glob:

@@ -14,6 +14,8 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tasks.data.readers.git_trees import _commits, _licence_of, commit_mark, commit_records
@@ -116,6 +118,9 @@ def test_a_json_file_in_a_role_of_records_is_an_array_of_them(tmp_path, role, fo
         {"question": "q", "choices": ["a"], "answer": "a"},
         {"question": "q", "answer": "a"},
         {"prompt": "p", "canonical_solution": "s", "test": "t"},
+        {"task_id": 1, "text": "t", "code": "c", "test_list": ["assert 1"]},
+        {"question": "q", "input_output": "{}", "text": "t"},
+        {"question_content": "q", "public_test_cases": "[]", "private_test_cases": "x" * 2**25},
     ],
 )
 def test_a_benchmark_without_a_role_stops_the_run(tmp_path, record):
@@ -128,6 +133,15 @@ def test_a_benchmark_without_a_role_stops_the_run(tmp_path, record):
         list_sources(tmp_path)
     write_manifest(tmp_path, "  - {files: 'bench.jsonl.gz', role: evaluation}\n  - {files: '*.txt', role: pretrain}\n")
     assert roles(tmp_path) == {"a.txt": "pretrain", "bench.jsonl.gz": "evaluation"}
+
+
+def test_a_benchmark_in_parquet_without_a_role_stops_the_run_and_a_broken_file_is_left_to_its_reader(tmp_path):
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 broken PAR1")
+    assert roles(tmp_path) == {"broken.parquet": "pretrain"}
+    table = pa.table({"task_id": [1], "text": ["t"], "test_list": [["assert 1"]]})
+    pq.write_table(table, tmp_path / "bench.parquet")
+    with pytest.raises(ValueError, match=r"bench\.parquet: has the fields of a benchmark \(test_list, text\)"):
+        list_sources(tmp_path)
 
 
 def test_a_missing_or_empty_directory_is_one_message(tmp_path):

@@ -1,0 +1,68 @@
+"""Refuses files that look like benchmarks in a directory that gives no roles: as training text they would spoil every
+later measurement."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO
+
+from tasks.data.readers.json_lines import MAX_LINE_BYTES
+from tasks.data.readers.source_bytes import GARBLED, HashingReader, decompressed, open_source
+from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot
+
+SHAPES = (
+    {"question", "choices", "answer"},
+    {"question", "answer"},
+    {"prompt", "canonical_solution", "test"},
+    {"text", "test_list"},
+    {"question", "input_output"},
+    {"question_content", "public_test_cases"},
+)
+"""Fields of a record."""
+PEEKED_BYTES = 1 << 16
+PEEKS_AT_ONCE = 16
+
+
+def refuse_benchmarks(root: SourceRoot, formats: Mapping[str, str]) -> None:
+    """Raises ValueError for a file of JSON lines or Parquet whose first record looks like a benchmark. Files of the
+    hub, which would be downloaded whole, are not looked into. `formats`: of the files, by name."""
+    peeked = [
+        name
+        for name, form in formats.items()
+        if form in ("jsonl", "parquet") and (name in root.digests or os.path.isfile(root.addresses[name]))
+    ]
+    with ThreadPoolExecutor(PEEKS_AT_ONCE) as pool:
+        found = list(pool.map(lambda name: _first_fields(root, name, formats[name]), peeked))
+    for name, fields in zip(peeked, found, strict=True):
+        shape = next((shape for shape in SHAPES if shape <= fields), None)
+        if shape is not None:
+            raise ValueError(
+                f"{root.where.rstrip('/')}/{name}: has the fields of a benchmark ({', '.join(sorted(shape))}) and "
+                f"there is no {MANIFEST_NAME}: write one that gives this file a role, for example "
+                f"`{{files: {name!r}, role: evaluation}}`"
+            )
+
+
+def _first_fields(root: SourceRoot, name: str, form: str) -> set[str]:
+    """Of a file's first record; empty where it cannot be read, which whoever reads the file says."""
+    with open_source(root.addresses[name], buffer_bytes=PEEKED_BYTES) as file:
+        if form == "parquet":
+            return _columns(file)
+        try:
+            record = json.loads(decompressed(name, HashingReader(file)).readline(MAX_LINE_BYTES))
+        except (*GARBLED, ValueError, RecursionError):
+            return set()
+    return set(record) if isinstance(record, dict) else set()
+
+
+def _columns(file: BinaryIO) -> set[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return set(pq.read_schema(file).names)
+    except (pa.ArrowException, OSError):
+        return set()
