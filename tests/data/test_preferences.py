@@ -8,7 +8,7 @@ import re
 import pytest
 
 from configs.schema import ContractRecipe, IngestRecipe, PairPackingRecipe
-from tasks.data.chats.chat_formats import MalformedChatError
+from tasks.data.chats.chat_tools import MalformedChatError
 from tasks.data.packing.pack_pairs import pack_pairs
 from tasks.data.preferences.collect_preferences import collect_preferences
 from tasks.data.preferences.pair_formats import pair_of

@@ -13,10 +13,9 @@ import reprlib
 from itertools import groupby
 from typing import Any
 
-from model.text.chat_template import Message, ToolCall
-from tasks.data.readers.json_lines import MAX_DEPTH, is_deep
+from model.text.chat_template import Message
+from tasks.data.chats.chat_tools import MalformedChatError, Record, calls_of, from_json, take_written, tools_of
 
-Record = dict[str, Any]
 Conversation = tuple[list[Message], list[Record]]
 """(messages, tools)"""
 
@@ -59,31 +58,23 @@ PARTS = {
 FRAME = ("### Instruction:\n", "\n\n### Input:\n", "\n\n### Response:")
 """The frame that Alpaca's prompts put around an instruction: the training code of another model wrote it, not a
 user."""
-MAX_DETAIL_CHARS = 200
 DISPLAY_TURN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
 DISPLAYED_CALL = "None"
 """The text that tau-bench prints for an assistant's turn whose call it leaves out."""
 
 
-class MalformedChatError(ValueError):
-    """A record is no conversation with an answer, for `reason`."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail[:MAX_DETAIL_CHARS]
-
-
 def conversations_of(record: Record) -> list[Conversation]:
     """The conversations of one record, each ending with its last assistant turn. Raises MalformedChatError."""
-    tools = _tools(record.get("tools") or record.get("functions"))
-    return [(_checked(messages), tools) for messages in _message_lists(record)]
+    given = tools_of(record.get("tools") or record.get("functions"))
+    taken = [take_written(messages, given) for messages in _message_lists(record, is_calling=bool(given))]
+    return [(_checked(messages), tools) for messages, tools in taken]
 
 
-def _message_lists(record: Record) -> list[list[Message]]:
-    given = next((record[key] for key in SYSTEMS if isinstance(record.get(key), str) and record[key].strip()), "")
-    system = [_text_message("system", given)] if given else []
+def _message_lists(record: Record, *, is_calling: bool) -> list[list[Message]]:
+    given = next((record[key] for key in SYSTEMS if isinstance(record.get(key), str | list) and record[key]), "")
+    system = [_message(0, {"role": "system", "content": given})] if given else []
     for key in TURN_LISTS:
-        turns = _from_json(record.get(key))
+        turns = from_json(record.get(key))
         if isinstance(turns, list) and not _is_pairs(turns):
             return [[*system, *_messages(turns)]]
     if isinstance(record.get("messages_display"), str):
@@ -96,12 +87,12 @@ def _message_lists(record: Record) -> list[list[Message]]:
         ]
     if isinstance(record.get("prompt"), list) and isinstance(record.get("completion"), list):
         return [[*system, *_messages([*record["prompt"], *record["completion"]])]]
-    return [[*system, *_asked_and_answered(record)]]
+    return [[*system, *_asked_and_answered(record, is_calling=is_calling)]]
 
 
-def _asked_and_answered(record: Record) -> list[Message]:
+def _asked_and_answered(record: Record, *, is_calling: bool) -> list[Message]:
     """The turns of a record with a question and an answer, and those before them. An input is one of an instruction, or
-    the question itself."""
+    the question itself. Where tools are described, `answers` are calls."""
     name = next((key for key in QUESTIONS if isinstance(record.get(key), str)), "")
     if not name:
         raise MalformedChatError("no_conversation", f"fields are {', '.join(sorted(map(str, record)))}")
@@ -109,6 +100,10 @@ def _asked_and_answered(record: Record) -> list[Message]:
     if name == "instruction":
         given = next((record[key] for key in CONTEXTS if isinstance(record.get(key), str) and record[key].strip()), "")
     answer = next((record[key] for key in ANSWERS if isinstance(record.get(key), str)), None)
+    if answer is None and is_calling and record.get("answers"):
+        called = _text_message("assistant", "")
+        called["tool_calls"] = calls_of(1, record["answers"])
+        return [_text_message("user", question.strip()), called]
     before = record.get("history") or []
     earlier = [turn for asked, said in before for turn in _exchange(asked, "", said)] if _is_pairs(before) else []
     return [*earlier, *_exchange(question, given, answer)]
@@ -163,16 +158,37 @@ def _messages(turns: list[Any]) -> list[Message]:
     """A conversation's turns, the results of calls in the order of the calls: the template writes no ids."""
     ordered: list[Any] = []
     position: dict[str, int] = {}
-    for is_result, run in groupby(turns, key=lambda turn: isinstance(turn, dict) and role_of(turn) == "tool"):
+    apart = [piece for turn in turns for piece in _results_apart(turn)]
+    for is_result, run in groupby(apart, key=lambda turn: isinstance(turn, dict) and role_of(turn) == "tool"):
         given = list(run)
         if is_result:
             given.sort(key=lambda turn: position.get(str(turn.get("tool_call_id")), len(position)))
         else:
-            calls = given[-1].get("tool_calls") if isinstance(given[-1], dict) else None
-            calls = calls if isinstance(calls, list) else []
-            position = {str(call.get("id")): number for number, call in enumerate(calls) if isinstance(call, dict)}
+            position = {identity: number for number, identity in enumerate(_ids_of_calls(given[-1]))}
         ordered += given
     return [_message(number, turn) for number, turn in enumerate(ordered)]
+
+
+def _results_apart(turn: Any) -> list[Any]:
+    """A turn whose parts hold results of calls (type tool_result), as one turn for each result and one for the rest."""
+    parts = turn.get("content") if isinstance(turn, dict) else None
+    if not isinstance(parts, list):
+        return [turn]
+    is_result = [isinstance(part, dict) and part.get("type") == "tool_result" for part in parts]
+    results = [
+        {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": part.get("content")}
+        for part, found in zip(parts, is_result, strict=True)
+        if found
+    ]
+    rest = [part for part, found in zip(parts, is_result, strict=True) if not found]
+    return [*results, {**turn, "content": rest}] if rest or not results else results
+
+
+def _ids_of_calls(turn: Any) -> list[str]:
+    """The ids of the calls of a turn, in their order."""
+    lists = [turn.get(key) for key in ("tool_calls", "content")] if isinstance(turn, dict) else []
+    calls = [call for given in lists if isinstance(given, list) for call in given if isinstance(call, dict)]
+    return [str(call["id"]) for call in calls if call.get("id") is not None]
 
 
 def _message(number: int, given: object) -> Message:
@@ -185,7 +201,7 @@ def _message(number: int, given: object) -> Message:
         )
     message = _text_message(role, "")
     if str(name).lower() in CALL_ROLES:
-        message["tool_calls"] = _calls(number, content)
+        message["tool_calls"] = calls_of(number, content)
         return message
     if role == "tool" and isinstance(content, dict):
         content = json.dumps(content, ensure_ascii=False)
@@ -204,7 +220,7 @@ def _message(number: int, given: object) -> Message:
         message["reasoning"], message["content"] = _thought_and_said(number, texts["text"], reasoning)
         called = [_value(part) for part, kind in zip(parts, kinds, strict=True) if kind == "tool_call"]
         called += [turn[key] for key in ("tool_calls", "function_call") if turn.get(key)]
-        message["tool_calls"] = [call for value in called for call in _calls(number, value)]
+        message["tool_calls"] = [call for value in called for call in calls_of(number, value)]
         if turn.get("weight") == 0:
             message["is_trained"] = False
     return message
@@ -243,45 +259,6 @@ def _value(part: object) -> object:
     if part.get("type") == "tool_use":
         return {"name": part.get("name"), "arguments": part.get("input")}
     return next((part[key] for key in ("value", "text", "thinking") if key in part), "")
-
-
-def _calls(number: int, value: object) -> list[ToolCall]:
-    """Tool calls from JSON text or objects; a call's arguments may themselves be JSON text."""
-    parsed = _from_json(value)
-    calls: list[ToolCall] = []
-    for call in parsed if isinstance(parsed, list) else [parsed]:
-        given = call.get("function", call) if isinstance(call, dict) else {}
-        arguments = _from_json(given.get("arguments") or {}) if isinstance(given, dict) else None
-        if not isinstance(arguments, dict) or not isinstance(given.get("name"), str):
-            raise MalformedChatError(
-                "broken_tool_call", f"turn {number}: {reprlib.repr(value)} needs a name and an object of arguments"
-            )
-        if is_deep(arguments):
-            raise MalformedChatError(
-                "broken_tool_call", f"turn {number}: arguments nest more than {MAX_DEPTH} levels deep"
-            )
-        calls.append({"name": given["name"], "arguments": arguments})
-    return calls
-
-
-def _tools(value: object) -> list[Record]:
-    """Function descriptions, each as {"type": "function", "function": {...}}."""
-    parsed = _from_json(value or [])
-    if not isinstance(parsed, list) or not all(isinstance(tool, dict) for tool in parsed):
-        raise MalformedChatError("broken_tools", f"{reprlib.repr(value)} is no list of objects")
-    if is_deep(parsed):
-        raise MalformedChatError("broken_tools", f"they nest more than {MAX_DEPTH} levels deep")
-    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in parsed]
-
-
-def _from_json(value: object) -> Any:
-    """The value of JSON text; anything else is returned as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
 
 
 def _checked(messages: list[Message]) -> list[Message]:

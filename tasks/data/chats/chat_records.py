@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.data.chats.chat_formats import MalformedChatError, conversations_of
+from tasks.data.chats.chat_formats import conversations_of
+from tasks.data.chats.chat_tools import MalformedChatError
 from tasks.data.privacy.masked_chats import NUMBER_KINDS, mask_chats
 from tasks.data.privacy.personal_data import COUNT_COLUMNS, KINDS
 from tasks.data.readers.json_lines import JsonLine

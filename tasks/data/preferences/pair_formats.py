@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.data.chats.chat_formats import MalformedChatError, conversations_of, role_of
+from tasks.data.chats.chat_formats import conversations_of, role_of
+from tasks.data.chats.chat_tools import MalformedChatError
 
 if TYPE_CHECKING:
     from model.text.chat_template import Message

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tasks.data.chats.chat_formats import MalformedChatError
 from tasks.data.chats.chat_records import (
     BATCH_ROWS,
     DROPPED,
@@ -28,6 +27,7 @@ from tasks.data.chats.chat_records import (
     strings_of,
     to_json,
 )
+from tasks.data.chats.chat_tools import MalformedChatError
 from tasks.data.preferences.pair_formats import NO_PREFERENCE, Pair, pair_of
 from tasks.data.privacy.masked_chats import NUMBER_KINDS, mask_chats
 from tasks.data.readers.json_lines import JsonLine

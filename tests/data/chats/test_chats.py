@@ -18,7 +18,8 @@ import pytest
 from configs.schema import ChatCollectionRecipe, ContractRecipe, IngestRecipe
 from infra.step import Output, Record, step
 from model.text.chat_template import render_to_train
-from tasks.data.chats.chat_formats import MalformedChatError, conversations_of
+from tasks.data.chats.chat_formats import conversations_of
+from tasks.data.chats.chat_tools import MalformedChatError
 from tasks.data.chats.collect_chats import collect_chats
 from tasks.data.privacy.masked_chats import mask_chats
 from tasks.data.privacy.personal_data import KINDS, find_spans, mask_text
@@ -172,6 +173,40 @@ FORMATS = {
         },
         [("user", "q", "", []), ("assistant", "a", "", [CALL]), *plain(("tool", '{"y": 2}'), ("assistant", "b"))],
     ),
+    "parts of servers with results": (
+        {
+            "system": [{"type": "text", "text": "s"}],
+            "tools": [{"name": "f", "input_schema": {}}],
+            "messages": [
+                *turns(("user", "q")),
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}},
+                        {"type": "tool_use", "id": "2", "name": "f", "input": {"x": 1}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "2", "content": [{"type": "text", "text": "second"}]},
+                        {"type": "tool_result", "tool_use_id": "1", "content": "first"},
+                        {"type": "text", "text": "r"},
+                    ],
+                },
+                *turns(("assistant", "a")),
+            ],
+        },
+        [
+            *plain(("system", "s"), ("user", "q")),
+            ("assistant", "", "", [CALL, CALL]),
+            *plain(("tool", "first"), ("tool", "second"), ("user", "r"), ("assistant", "a")),
+        ],
+    ),
+    "calls as answers": (
+        {"query": "q", "tools": json.dumps([OBJECT["function"]]), "answers": json.dumps([CALL])},
+        [("user", "q", "", []), ("assistant", "", "", [CALL])],
+    ),
     "results in another order than their calls": (
         {
             "messages": [
@@ -215,6 +250,99 @@ FORMATS = {
 }
 
 
+HERMES = """You are a careful clerk.
+
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+"""What a system says in files for Qwen; those for Hermes say nearly the same."""
+SPECIFIED = json.dumps(OBJECT)
+WRITTEN = {
+    "JSON": '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+    "Python": "<tool_call>\n{'arguments': {'x': 1}, 'name': 'f'}\n</tool_call>",
+    "with a text": '<think>r</think>\n\na\n<tool_call>\n{"name": "f", "arguments": "{\\"x\\": 1}"}\n</tool_call>',
+    "one in each line": '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n{"name": "f"}\n</tool_call>',
+    "a list": '<tool_call>[{"name": "f", "arguments": {"x": 1}}]</tool_call>',
+    "several": '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>\n<tool_call>{"name": "f"}</tool_call>',
+    "GLM": "a\n<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "GLM without arguments": "<tool_call>f\n</tool_call>",
+}
+READ = {
+    "JSON": ("", "", [CALL]),
+    "Python": ("", "", [CALL]),
+    "with a text": ("a", "r", [CALL]),
+    "one in each line": ("", "", [CALL, {"name": "f", "arguments": {}}]),
+    "a list": ("", "", [CALL]),
+    "several": ("", "", [CALL, {"name": "f", "arguments": {}}]),
+    "GLM": ("a", "", [{"name": "f", "arguments": {"x": "1"}}]),
+    "GLM without arguments": ("", "", [{"name": "f", "arguments": {}}]),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_calls_in_a_text_are_calls_where_tools_are_described(name):
+    messages = turns(("system", HERMES.format(tools=SPECIFIED)), ("user", "q"), ("assistant", WRITTEN[name]))
+    ((read, tools),) = conversations_of({"messages": messages})
+    assert [message["role"] for message in read] == ["system", "user", "assistant"] and tools == [OBJECT]
+    assert read[0]["content"] == "You are a careful clerk."
+    assert (read[2]["content"], read[2]["reasoning"], read[2]["tool_calls"]) == READ[name]
+    assert [tools for _, tools in conversations_of({"messages": messages[1:], "tools": [OBJECT]})] == [[OBJECT]]
+    untold = conversations_of({"messages": messages[1:]})[0][0]
+    assert untold[1]["tool_calls"] == [] and "<tool_call>" in untold[1]["content"], "nobody described a tool"
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        SPECIFIED,
+        json.dumps([OBJECT["function"]]),
+        f"{SPECIFIED}\n{SPECIFIED}",
+        "{'name': 'f', 'parameters': {}}",
+        json.dumps({"name": "f", "input_schema": {}}),
+    ],
+)
+def test_a_systems_list_of_tools_is_read_and_its_explanation_is_not_trained_on(described):
+    told = turns(("system", HERMES.format(tools=described)), ("user", "q"), ("assistant", "a"))
+    ((messages, tools),) = conversations_of({"messages": told})
+    assert tools == [OBJECT] * (described.count("name") if "\n" in described else 1)
+    text = "".join(segment.text for segment in render_to_train(messages, tools))
+    assert "You are a careful clerk." in text and "json object" not in text and text.count("<tools>") == 2
+    told[0]["content"] = "You are f's clerk. " + told[0]["content"].partition("XML tags:\n")[2].replace(
+        "\n\nFor", " For"
+    )
+    assert [message["role"] for message in conversations_of({"messages": told})[0][0]] == [
+        "system",
+        "user",
+        "assistant",
+    ]
+
+
+def test_hermes_results_in_a_text_are_results():
+    given = "<tool_response>\n{}\n</tool_response>"
+    for role, is_read in (("tool", True), ("user", True), ("user", False)):
+        texts = [given.format("o"), given.format("p")] if is_read else ["b <tool_response>o</tool_response>"]
+        messages = [
+            *turns(("system", HERMES.format(tools=SPECIFIED)), ("user", "q"), ("assistant", WRITTEN["several"])),
+            *turns((role, "\n".join(texts)), ("assistant", "a")),
+        ]
+        if is_read:
+            ((_, _, _, *read),) = summary({"messages": messages})
+            assert read == plain(("tool", "o"), ("tool", "p"), ("assistant", "a"))
+        else:
+            with pytest.raises(MalformedChatError, match="call_without_result"):
+                conversations_of({"messages": messages})
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_becomes_the_same_messages(name):
     record, expected = FORMATS[name]
@@ -256,6 +384,17 @@ MALFORMED = {
     "call_without_result": {"messages": [*turns(("user", "q")), CALLS, *turns(("user", "b"), ("assistant", "a"))]},
     "no_answer": {"messages": turns(("user", "q"))},
     "broken_tool_call": {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": "{f"}]},
+    "broken_tool_call in a text": {
+        "tools": [OBJECT],
+        "messages": turns(("user", "q"), ("assistant", "<tool_call>\n{f: 1}\n</tool_call>")),
+    },
+    "broken_tool_call that is cut": {
+        "tools": [OBJECT],
+        "messages": turns(("user", "q"), ("assistant", '<tool_call>\n{"name": "f"}')),
+    },
+    "broken_tools in a text": {
+        "messages": turns(("system", HERMES.format(tools="{f: 1}")), ("user", "q"), ("assistant", "a"))
+    },
     "broken_tools": {"tools": "{", "messages": turns(("user", "q"), ("assistant", "a"))},
     "broken_reasoning": {"messages": turns(("user", "q"), ("assistant", "r</think>a"))},
     "broken_turn": {"messages": ["q", "a"]},
@@ -273,7 +412,7 @@ MALFORMED = {
 def test_every_malformed_record_has_its_reason(reason):
     with pytest.raises(MalformedChatError) as refused:
         conversations_of(MALFORMED[reason])
-    assert refused.value.reason == reason and refused.value.detail
+    assert refused.value.reason == reason.partition(" ")[0] and refused.value.detail
 
 
 @pytest.mark.parametrize(
