@@ -33,6 +33,9 @@ KEY_NAME = Annotated[
 ROLLOUTS = Annotated[
     bool, typer.Option("--rollouts", help="of vllm and sglang: a policy phase gives it weights and asks for tokens")
 ]
+ROUTES = Annotated[
+    bool, typer.Option("--routes", help="with --rollouts: answers name their tokens' experts, for `routes`")
+]
 CONFIG = Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="options as S0's inference_production.yaml")]
 
 
@@ -62,6 +65,7 @@ def serve(
         int | None, typer.Option(min=1, help="of a request and its answer; by default the scale's, or the model's")
     ] = None,
     rollouts: ROLLOUTS = False,
+    routes: ROUTES = False,
     config: CONFIG = None,
     is_printed: Annotated[bool, typer.Option("--print", help="print the command and the sum, start nothing")] = False,
     write: Annotated[
@@ -80,7 +84,7 @@ def serve(
         layout, limits = (tp, pp, dp, ep, quantization), (slots, drafts, context)
         options = Options(engine, scenario, hardware, *layout, host, port, *limits, checkpoint, file_format)
         home = open_home()
-        asked = ask(options, config, home, scale, alias, api_key_env, store, rollouts=rollouts)
+        asked = ask(options, config, home, scale, alias, api_key_env, store, rollouts=rollouts, routes=routes)
         if is_printed:
             print_plan(asked)
         if write is not None:

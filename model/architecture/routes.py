@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from model.architecture.moe import Router
+from model.architecture.moe import MixtureOfExperts, Router
 
 FREE = -1
 """A route that nobody recorded: the router chooses."""
@@ -38,17 +38,31 @@ def recorded_routes(layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
             router.record = None
 
 
+def own_routes(layers: Sequence[nn.Module], routes_LBTK: Tensor) -> list[tuple[Router, Tensor]]:
+    """The routers of the trunk that are here, in their order, each with the routes of the positions that are here,
+    (B x T, K), of those of the whole trunk and whole rows."""
+    first = len(layers) - len(routes_LBTK)  # layers without experts come first
+    return [
+        (module.gate, module.own_positions(routes_LBTK[number - first]).flatten(0, 1))
+        for number, layer in enumerate(layers)
+        for module in layer.modules()
+        if isinstance(module, MixtureOfExperts)
+    ]
+
+
 def replay_routes(layers: Sequence[nn.Module], routes_LBTK: Tensor | None) -> None:
-    """Give the routers of these layers the experts of the next pass, FREE ones left to them; None gives none. They are
-    kept until the next call, because a backward pass may compute activations again."""
-    for number, router in enumerate(trunk_routers(layers)):
-        router.replayed_TK = None if routes_LBTK is None else routes_LBTK[number].flatten(0, 1).long()
+    """Give the routers of the trunk's layers the experts of the next pass, FREE ones left to them; None gives none.
+    They are kept until the next call, because a backward pass may compute activations again."""
+    for router in trunk_routers(layers):
+        router.replayed_TK = None
+    for router, routes_TK in [] if routes_LBTK is None else own_routes(layers, routes_LBTK):
+        router.replayed_TK = routes_TK.long()
 
 
-def route_differences(chosen_LBTK: Tensor, kept_LBTK: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of the kept routes were not chosen, and how many are not FREE: two scalars, int64."""
-    is_kept = kept_LBTK != FREE
-    is_chosen = (kept_LBTK.unsqueeze(-1) == chosen_LBTK.unsqueeze(-2)).any(-1)
+def route_differences(chosen: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Of two (..., K) how many of the kept routes were not chosen, and how many are not FREE: two scalars, int64."""
+    is_kept = kept != FREE
+    is_chosen = (kept.unsqueeze(-1) == chosen.unsqueeze(-2)).any(-1)
     return (is_kept & ~is_chosen).sum(), is_kept.sum()
 
 

@@ -34,6 +34,8 @@ ROLLOUT_WORDS += ["--worker-extension-cls", f"{vllm_worker.__name__}.{vllm_worke
 """Token ids in and out, log-probabilities at the sampling's temperature, weights that are read in place."""
 ROLLOUT_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT)}
 """Opens the paths by which weights are changed, and finds the worker's extension."""
+NAMED_EXPERTS = ["--enable-return-routed-experts"]
+"""Of both engines; vLLM's Model Runner V2 alone knows them, whose kernels on processors need Triton's for these."""
 DRAFTS = {"--speculative-num-steps": "3", "--speculative-eagle-topk": "1", "--speculative-num-draft-tokens": "4"}
 ROLLOUT_DRAFTS = DRAFTS | {"--speculative-num-steps": "1", "--speculative-num-draft-tokens": "2"}
 """Of SGLang, while it serves and while it samples for a policy phase (S3)."""
@@ -114,6 +116,7 @@ def _vllm(plan: ServingPlan, place: Place) -> list[str]:
         words += ["--reasoning-parser", PARSER, "--enable-auto-tool-choice", "--tool-call-parser", PARSER]
     if plan.samples_rollouts:
         words += ROLLOUT_WORDS
+    words += NAMED_EXPERTS if plan.names_experts else []
     if plan.num_nodes > 1:
         words += ["--nnodes", str(plan.num_nodes), "--node-rank", place.rank]
         words += ["--master-addr", place.master, "--master-port", str(MASTER_PORT)]
@@ -137,6 +140,7 @@ def _sglang(plan: ServingPlan, place: Place) -> list[str]:
         words += ["--enable-draft-weights-cpu-backup"] if plan.samples_rollouts else []
     if plan.samples_rollouts and layout.dp > 1:
         words += _words(ROLLOUT_GROUPS)
+    words += NAMED_EXPERTS if plan.names_experts else []
     if plan.model.is_chat_trained:
         words += ["--reasoning-parser", PARSER, "--tool-call-parser", PARSER]
     if plan.num_nodes > 1:
@@ -171,3 +175,10 @@ def _llama_server(plan: ServingPlan, place: Place) -> list[str]:
     if plan.is_drafting:
         words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", "1", "--spec-draft-p-min", "0"]
     return words
+
+
+def rollout_environment(plan: ServingPlan) -> dict[str, str]:
+    """Variables of a server that samples for a policy phase; none of any other."""
+    if not plan.samples_rollouts or plan.engine != "vllm":
+        return {}
+    return ROLLOUT_ENVIRONMENT | ({"VLLM_USE_V2_MODEL_RUNNER": "1"} if plan.names_experts else {})

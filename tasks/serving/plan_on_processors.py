@@ -56,6 +56,7 @@ def plan_on_processors(model: PlannedModel, fleet: Fleet, wishes: Wishes, contex
         memory_share=MEMORY_SHARE,
         needs=needs,
         samples_rollouts=wishes.rollouts,
+        names_experts=wishes.routes,
     )
 
 

@@ -150,6 +150,7 @@ def _plan(
         memory_share=MEMORY_SHARE if wishes.engine == "vllm" else static,
         needs=needs,
         samples_rollouts=wishes.rollouts,
+        names_experts=wishes.routes,
     )
 
 

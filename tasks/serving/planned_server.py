@@ -68,6 +68,7 @@ class Wishes:
     drafts: bool | None = None
     quantization: str | None = None
     rollouts: bool = False
+    routes: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ class ServingPlan:
     needs: Needs
     samples_rollouts: bool = False
     """Whether a policy phase gives it weights and asks it for answers as token ids."""
+    names_experts: bool = False
+    """Whether its answers name the experts that each token was sent to."""
 
     @property
     def is_on_gpus(self) -> bool:

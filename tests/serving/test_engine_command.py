@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from configs.load import load_scale
-from tasks.serving.engine_command import Place, engine_command, shell_lines
+from tasks.serving.engine_command import Place, engine_command, rollout_environment, shell_lines
 from tasks.serving.fleet import find_fleet
 from tasks.serving.plan_serving import plan_serving
 from tasks.serving.planned_server import SCENARIOS, Wishes
@@ -103,6 +103,17 @@ def test_sglang_samples_rollouts_with_the_arguments_of_s3():
     assert not {*NAMES["sglang rollouts"].split()} & {*serving} and serving["--speculative-num-steps"] == "3"
     with pytest.raises(ValueError, match="groups on several nodes, planned for rollouts of sglang only"):
         plan_serving(model, find_fleet("4x8xH100"), replace(wishes, rollouts=False))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_answers_name_experts_where_they_are_asked_to(engine):
+    plans = [planned(engine, "8xH200", context=4096, rollouts=True, routes=routes) for routes in (False, True)]
+    words = [engine_command(plan, Place("m", "127.0.0.1", 1)) for plan in plans]
+    assert [word for word in words[1] if word not in words[0]] == ["--enable-return-routed-experts"]
+    assert len(words[1]) == len(words[0]) + 1
+    given = [rollout_environment(plan).get("VLLM_USE_V2_MODEL_RUNNER") for plan in plans]
+    assert given == ([None, "1"] if engine == "vllm" else [None, None])
+    assert rollout_environment(planned(engine, "8xH200")) == {}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

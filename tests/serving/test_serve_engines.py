@@ -161,6 +161,7 @@ def test_an_engine_that_stops_is_reported_with_the_end_of_its_log(directory, pat
         (["--rollouts", "--host", "0.0.0.0"], "--rollouts lets whoever reaches the server change its weights"),
         (["--rollouts", "--api-key-env", "HOME"], "--rollouts lets whoever reaches the server change its weights"),
         (["--rollouts", "--engine", "llamacpp"], "--rollouts is of vllm and sglang: leave it out with llamacpp"),
+        (["--routes"], "--routes is of a server that samples for a policy phase: add --rollouts"),
         (["--scenario", "fast"], "--scenario fast: write one of high_throughput, balanced, low_latency"),
         (["--hardware", "1xH100", "--checkpoint", "absent"], "absent is no directory, and vllm serves one"),
     ],

@@ -119,6 +119,7 @@ def ask(
     store: str | None,
     *,
     rollouts: bool = False,
+    routes: bool = False,
 ) -> Asked:
     """Raises ValueError for options that contradict each other or the file, and for unknown names."""
     settings = None if config is None else read_production_settings(config)
@@ -126,6 +127,8 @@ def ask(
     engine, scenario = _named("engine", options.engine, get_args(Engine)), options.scenario
     if rollouts:
         _refuse_open_rollouts(engine, options.host, api_key_env)
+    elif routes:
+        raise ValueError("--routes is of a server that samples for a policy phase: add --rollouts")
     if options.checkpoint is not None:
         _refuse_other_kind(options.checkpoint, engine)
         if options.format is not None:
@@ -145,6 +148,7 @@ def ask(
         options.drafts,
         options.quantization,
         rollouts,
+        routes,
     )
     fleet = settings.fleet if settings and settings.fleet and not options.hardware else find_fleet(options.hardware)
     return Asked(

@@ -21,7 +21,7 @@ from infra.home import private_file
 from infra.registry.model_registry import RegisteredVersion, model_name
 from infra.serving.engine_process import engine_port, running_engine
 from infra.serving.model_server import Access, ModelServer, running_model_server
-from tasks.serving.engine_command import KEY_VARIABLES, ROLLOUT_ENVIRONMENT, Place, engine_command
+from tasks.serving.engine_command import KEY_VARIABLES, Place, engine_command, rollout_environment
 from tasks.serving.planned_server import DIRECTORY_ENGINES
 
 ALIAS_SECONDS = 1.0
@@ -98,7 +98,7 @@ def _running(asked: Asked, placed: PlacedModel, port: int, log_name: str) -> Ite
     with _key_file(asked, log_path.with_suffix(".yaml")) as key_file:
         command = engine_command(plan, Place(str(placed.path), asked.host, port, key_file=key_file))
         environment = {KEY_VARIABLES["vllm"]: asked.key if plan.engine == "vllm" else ""}
-        environment |= ROLLOUT_ENVIRONMENT if plan.samples_rollouts and plan.engine == "vllm" else {}
+        environment |= rollout_environment(plan)
         with running_engine(command, asked.host, port, log_path, environment) as server:
             yield server
 

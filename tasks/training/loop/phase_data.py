@@ -172,7 +172,7 @@ class PolicyData:
             self.job.resources.micro_batch_tokens * parts.context.size,
         )
         if self.comparison is not None:
-            updates.metrics["route_difference"] = self.comparison.share(self.ranks)
+            updates.metrics["route_difference"] = self.comparison.share()
             self.comparison = None
         refuse_mismatch(updates.metrics, self.objective, step)
         every = [partial(self._own_parts, update) for update in updates.policy]
@@ -235,7 +235,8 @@ class PolicyData:
         hf_dir = write_rollout_weights(self.job, self.trainable)
         # With digits of the key: another run that uses the server has steps of the same numbers.
         version = f"{self.job.recipe.phase}-{work_dir.name[:12]}-{step}"
-        return ServedEngine(self.objective.rollouts, self.job.resources.rollout_server, hf_dir, version)
+        server = self.job.resources.rollout_server
+        return ServedEngine(self.objective.rollouts, server, hf_dir, version, self.job.recipe.model)
 
     def _scored(self, rollouts: Sequence[Rollout], step: int, seconds: dict[str, float]) -> list[Rollout]:
         """With the reward model's scores; all ranks call it with the same answers. Adds what it took to `seconds`."""
@@ -252,7 +253,7 @@ class PolicyData:
         """log p(target), (B, T), at the temperature of the sampling."""
         temperature = self.objective.temperature
         if divided.is_divided:
-            return score_targets(divided, rows, temperature, self.num_sequences)
+            return score_targets(divided, rows, temperature, self.num_sequences, comparison)
         model = policy_model(divided.model, self.dtype)
         return compute_rows(
             lambda own: target_log_probabilities(model, own, temperature, self.num_sequences, comparison),

@@ -64,7 +64,7 @@ class MicroBatch:
             "preference": self.preference,
             "values": self.values,
             "gaps_BT": self.gaps_BT,
-            **({} if self.routes_LBTK is None else {"routes_LBTK": self.routes_LBTK}),  # no stage of a pipeline has any
+            **({} if self.routes_LBTK is None else {"routes_LBTK": self.routes_LBTK}),
         }
 
     @property

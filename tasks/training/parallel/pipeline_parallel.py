@@ -92,11 +92,12 @@ class PipelineStage(nn.Module):
 
     def forward(self, batch: MicroBatch, hidden_BTD: Tensor | None, embedded_BTD: Tensor | None) -> StageOutput:
         arguments = batch.model_arguments
+        routes_LBTK = arguments.pop("routes_LBTK", None)
         if self.is_first:
             hidden_BTD = embedded_BTD = self.model.model.embed_tokens(batch.token_ids_BT)
         assert hidden_BTD is not None, "every stage but the first receives hidden states"
         trunk = self.model.run_trunk(
-            hidden_BTD, arguments.get("segment_ids_BT"), None, batch.max_documents, gaps_BT=batch.gaps_BT
+            hidden_BTD, arguments.get("segment_ids_BT"), None, batch.max_documents, routes_LBTK, batch.gaps_BT
         )
         if self.is_last:
             output = self.model.losses(trunk, hidden_BTD if embedded_BTD is None else embedded_BTD, **arguments)

@@ -52,7 +52,7 @@ def unavailable_training(recipe: TrainingRecipe, resources: TrainingResources) -
     if isinstance(recipe.objective, PolicyObjective):
         reasons += untrainable_policy(recipe, resources)
         reasons += unserved_rollouts(recipe.objective.rollouts, resources.rollout_server)
-        reasons += unknown_routes(recipe.objective)
+        reasons += unreplayed_routes(recipe.objective, resources)
     elif isinstance(recipe.objective, SolutionObjective):
         reasons += unserved_rollouts(recipe.objective.rollouts, resources.rollout_server)
     if resources.micro_batch_tokens and not isinstance(recipe.objective, PolicyObjective):
@@ -108,11 +108,15 @@ def untrainable_policy(recipe: TrainingRecipe, resources: TrainingResources) -> 
     return [*reasons, *mtp]
 
 
-def unknown_routes(objective: PolicyObjective) -> list[str]:
-    """The reason against training with the routes of answers that a server samples."""
-    if objective.rollouts == "in_process" or objective.routes == "ignore":
+def unreplayed_routes(objective: PolicyObjective, resources: TrainingResources) -> list[str]:
+    """The reason against replaying routes in stages that compute activations again: by then their routers have the
+    routes of a later micro-batch."""
+    if objective.routes != "replay" or resources.pipeline_parallel == 1 or resources.recompute == "none":
         return []
-    return [f"rollouts {objective.rollouts} bring no routes, routes is {objective.routes}: set it to ignore"]
+    return [
+        f"routes replay with pipeline_parallel {resources.pipeline_parallel} and recompute {resources.recompute}, "
+        f"which would use the routes of a later micro-batch: set recompute to none, or routes to compare"
+    ]
 
 
 def untrainable_pairs(recipe: TrainingRecipe) -> list[str]:

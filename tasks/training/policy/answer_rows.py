@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.architecture.losses import IGNORED
-from model.architecture.routes import free_routes, recorded_routes, route_differences
+from model.architecture.routes import free_routes, own_routes, recorded_routes, route_differences
 from tasks.data.packing.packed_rows import NO_SEGMENT
 from tasks.training.parallel.micro_batch import MicroBatch
 
 if TYPE_CHECKING:
     from model.architecture.transformer import Glm4Moe
-    from tasks.training.parallel.ranks import Axis
     from tasks.training.policy.rollouts import Rollout
 
 
@@ -190,17 +189,17 @@ class RouteComparison:
         """`device` is the ranks': NCCL adds nothing that is in host memory."""
         self.counts = torch.zeros(2, dtype=torch.int64, device=device)
 
-    def add(self, chosen: Sequence[Tensor], kept_LBTK: Tensor) -> None:
-        """What each router chose, (B x T, K), beside what it chose in the rollout."""
-        if chosen:
-            chosen_LBTK = torch.stack([*chosen]).view_as(kept_LBTK)
-            self.counts += torch.stack(route_differences(chosen_LBTK, kept_LBTK))
+    def add(self, layers: Sequence[nn.Module], chosen: Sequence[Tensor], kept_LBTK: Tensor) -> None:
+        """What each router of the trunk's layers that is here chose, (B x T, K), beside what it chose in the rollout,
+        of whole rows."""
+        for (_, kept_TK), chosen_TK in zip(own_routes(layers, kept_LBTK), chosen, strict=True):
+            self.counts += torch.stack(route_differences(chosen_TK, kept_TK))
 
-    def share(self, data: Axis) -> float:
-        """Over all ranks."""
+    def share(self) -> float:
+        """Over all ranks, of which no two computed the same routes."""
         counts = self.counts.clone()
-        if data.size > 1:
-            dist.all_reduce(counts, group=data.group)
+        if dist.is_initialized():
+            dist.all_reduce(counts)
         return int(counts[0]) / max(1, int(counts[1]))
 
 
@@ -216,6 +215,6 @@ def target_log_probabilities(
         with nullcontext([]) if comparison is None else recorded_routes(model.trunk_layers) as recorded:
             hidden_BTD = model.hidden_states(own.token_ids_BT, routes_LBTK=own.replayed_LBTK, gaps_BT=own.gaps_BT)
         if comparison is not None and own.routes_LBTK is not None:
-            comparison.add(recorded, own.routes_LBTK)
+            comparison.add(model.trunk_layers, recorded, own.routes_LBTK)
         whole_BT[numbers, : own.width] = model.lm_head.log_probabilities(hidden_BTD / temperature, own.target_ids_BT)
     return whole_BT

@@ -9,9 +9,14 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
 
 from model.generation.generation import Sampling
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ANSWER_SECONDS = 3600.0
 """Limit of one request."""
@@ -48,6 +53,8 @@ class ServerAnswer:
     """At the sampling's temperature."""
     weights_version: str
     """Of the weights that sampled it; several where they changed meanwhile."""
+    experts: NDArray[np.integer[Any]] | None = None
+    """Of each token that was read, of each layer: those that it was sent to. None where the server names none."""
 
 
 class TokenScore(NamedTuple):

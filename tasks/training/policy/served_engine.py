@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from model.generation.continuation_scores import ContinuationScore, Pair
 from model.generation.generation import Generation, Sampling, sampling_draws
@@ -25,8 +25,12 @@ from tasks.training.policy.rollout_connection import (
     ServerScores,
     TokenScore,
 )
+from tasks.training.policy.served_routes import read_routes
 from tasks.training.policy.sglang_rollouts import SglangProtocol
 from tasks.training.policy.vllm_rollouts import VllmProtocol
+
+if TYPE_CHECKING:
+    from configs.schema import ModelRecipe
 
 PROTOCOLS: dict[str, RolloutProtocol] = {"sglang": SglangProtocol(), "vllm": VllmProtocol()}
 """By the values of `rollouts` that name a server."""
@@ -41,12 +45,18 @@ class ServedEngine:
     """The engine of one version of the weights, which the server is given before its first prompts."""
 
     def __init__(
-        self, kind: str, url: str, weights_dir: Path, weights_version: str, patience_seconds: float = PATIENCE_SECONDS
+        self,
+        kind: str,
+        url: str,
+        weights_dir: Path,
+        weights_version: str,
+        recipe: ModelRecipe | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        """`kind` is a key of PROTOCOLS."""
+        """`kind` is a key of PROTOCOLS. `recipe`: of the model whose routes are kept; None keeps none."""
         self.protocol, self.connection = PROTOCOLS[kind], ServerConnection(url)
         self.weights_dir, self.weights_version = weights_dir, weights_version
-        self.patience_seconds = patience_seconds
+        self.recipe, self.patience_seconds = recipe, patience_seconds
         self._holds_weights = False
 
     def generate(
@@ -58,19 +68,26 @@ class ServedEngine:
     ) -> Generation:
         """Continue each prompt by as many tokens at most as it has draws; the first seeds the server's own. None: those
         of `sampling_draws`. What ends a continuation by its text (`sampling.ends`) ends none here. Raises
-        EngineError."""
+        EngineError, also for answers without routes where they are to be kept."""
         assert weights_version == self.weights_version, (weights_version, self.weights_version)
         given = sampling_draws(sampling, len(prompts)) if draws is None else draws
         answers = self._ask(lambda: self.protocol.sample(self.connection, prompts, sampling, given))
         for number, (answer, own) in enumerate(zip(answers, given, strict=True)):
             self._refuse_unusable(number, answer, len(own))
+        routes = None
+        if sampling.keeps_routes:
+            assert self.recipe is not None, "the routes of a model without a recipe"
+            routes = [
+                read_routes(self._named(number), answer, len(prompt), self.recipe)
+                for number, (answer, prompt) in enumerate(zip(answers, prompts, strict=True))
+            ]
         token_ids = [answer.token_ids for answer in answers]
         log_probabilities = [answer.log_probabilities for answer in answers]
         unknown = [[math.nan] * len(ids) for ids in token_ids]
         # Servers compute greedy answers, of temperature 0, at temperature 1.
         is_plain = sampling.temperature in (0.0, 1.0)
         return Generation(
-            token_ids, log_probabilities if is_plain else unknown, log_probabilities, unknown, weights_version
+            token_ids, log_probabilities if is_plain else unknown, log_probabilities, unknown, weights_version, routes
         )
 
     def score(self, token_id_sequences: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -3,9 +3,12 @@ once."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from model.generation.generation import Sampling
 from tasks.training.policy.rollout_connection import (
@@ -36,7 +39,8 @@ class SglangProtocol:
         sampling: Sampling,
         draws: Sequence[Sequence[float]],
     ) -> list[ServerAnswer]:
-        answers = _generate(connection, prompts, [_parameters(sampling, own) for own in draws])
+        wanted = {"return_routed_experts": True} if sampling.keeps_routes else {}
+        answers = _generate(connection, prompts, [_parameters(sampling, own) for own in draws], **wanted)
         return [_read(connection, number, answer) for number, answer in enumerate(answers)]
 
     def score(self, connection: ServerConnection, rows: Sequence[Sequence[int]]) -> list[ServerScores]:
@@ -82,7 +86,9 @@ def _read(connection: ServerConnection, number: int, answer: Any) -> ServerAnswe
         scored = about["output_token_logprobs"]
         log_probabilities = [float(each[0]) for each in scored]
         scored_ids = [each[1] for each in scored]
-        return ServerAnswer(list(answer["output_ids"]), scored_ids, log_probabilities, about["weight_version"])
+        written = about.get("routed_experts")
+        experts = None if written is None else np.frombuffer(base64.b64decode(written, validate=True), np.int32)
+        return ServerAnswer(list(answer["output_ids"]), scored_ids, log_probabilities, about["weight_version"], experts)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise EngineError(
             f"answer {number} of {connection.url} has no output_ids with output_token_logprobs and weight_version "

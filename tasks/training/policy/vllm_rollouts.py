@@ -7,10 +7,14 @@ older weights are dropped, and the version gets its name. Each prompt is a reque
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from model.generation.generation import Sampling
 from tasks.training.policy.rollout_connection import (
@@ -24,6 +28,9 @@ from tasks.training.policy.rollout_connection import (
     TokenScore,
     server_seed,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_REQUESTS = 256
 """Requests at the same time; vLLM lets those wait that it does not compute (`--max-num-seqs`)."""
@@ -118,11 +125,19 @@ def _read(connection: ServerConnection, number: int, answer: Any) -> ServerAnswe
         log_probabilities = [float(each["logprob"]) for each in content]
         scored_ids = [each["token_id"] for each in content]
         token_ids = list(choice["token_ids"])
-    except (KeyError, TypeError, ValueError) as error:
+        experts = _read_experts(choice.get("routed_experts"))
+    except (KeyError, TypeError, ValueError, EOFError) as error:
         raise EngineError(
             f"answer {number} of {connection.url} has no token_ids with logprobs and weight_versions ({error!r}): "
             f"{START_WITH}"
         ) from error
     if reason not in ENDED:
         raise ConnectionError(f"answer {number} of {connection.url} was given up ({reason})")
-    return ServerAnswer(token_ids, scored_ids, log_probabilities, versions)
+    return ServerAnswer(token_ids, scored_ids, log_probabilities, versions, experts)
+
+
+def _read_experts(written: str | None) -> NDArray[np.integer[Any]] | None:
+    """Of the bytes of a .npy file in base64: (tokens, layers, experts of each)."""
+    return (
+        None if written is None else np.load(io.BytesIO(base64.b64decode(written, validate=True)), allow_pickle=False)
+    )

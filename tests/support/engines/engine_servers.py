@@ -7,6 +7,8 @@ answer wrongly. Also a program `vllm` for PATH:
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import socket
 import sys
@@ -17,8 +19,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from model.architecture.routes import recorded_routes
 from model.formats.hf_checkpoint import load_model
 from model.generation.generation import InProcessEngine, Sampling
 from tests.conftest import ROOT
@@ -38,6 +43,9 @@ class Server(ThreadingHTTPServer):
 
 class EngineServer(ABC):
     """Begins with the weights of a directory. `spoil` changes what it answers to prompts; `num_asked` counts them."""
+
+    turned_by = 0
+    """How far from the experts that it uses those are that it names."""
 
     def __init__(self, hf_dir: Path, port: int = 0, spoil: Spoil = lambda answer: answer) -> None:
         self.spoil, self.num_asked, self.versions = spoil, 0, [STARTED]
@@ -82,6 +90,15 @@ class EngineServer(ABC):
         made = self.engine.generate([prompt], sampling, self.engine.weights_version)
         return made.token_ids[0], made.sampled_log_probabilities[0]
 
+    def routes(self, row: list[int]) -> NDArray[np.int64]:
+        """What is said of the experts that a row's tokens went to, (T, layers, K): zeros in layers without experts."""
+        model, layers = self.engine.model, self.engine.model.trunk_layers
+        with torch.no_grad(), recorded_routes(layers) as recorded:
+            model.hidden_states(torch.tensor([row]))
+        chosen = (torch.stack(recorded, 1) + self.turned_by) % model.recipe.n_routed_experts
+        none = torch.zeros(len(row), len(layers) - len(recorded), chosen.shape[-1], dtype=chosen.dtype)
+        return torch.cat((none, chosen), 1).numpy()
+
     def scores(self, row: list[int]) -> list[tuple[float, float, int]]:
         """Of every token after the first its log-probability, and that of the most likely token with its id."""
         with torch.no_grad():
@@ -102,6 +119,11 @@ class SglangServer(EngineServer):
             return {"success": True, "message": ""}
         assert path == "/generate" and body["return_logprob"], path
         answers = [self._continued(*asked) for asked in zip(body["input_ids"], body["sampling_params"], strict=True)]
+        for prompt, answer in zip(
+            body["input_ids"], answers if body.get("return_routed_experts") else [], strict=False
+        ):
+            experts = self.routes([*prompt, *answer["output_ids"][:-1]]).astype(np.int32)
+            answer["meta_info"]["routed_experts"] = base64.b64encode(experts.tobytes()).decode()
         if "logprob_start_len" in body:
             assert (body["logprob_start_len"], body["top_logprobs_num"]) == (0, 1), body
             for row, answer in zip(body["input_ids"], answers, strict=True):
@@ -130,9 +152,10 @@ class SglangServer(EngineServer):
 
 
 class VllmServer(EngineServer):
-    """`stale` is True from new weights on until the keys and values of old ones are dropped."""
+    """`stale` is True from new weights on until the keys and values of old ones are dropped; `names_experts` as with
+    `--enable-return-routed-experts`."""
 
-    stale = False
+    stale, names_experts = False, False
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/v1/completions":
@@ -162,6 +185,10 @@ class VllmServer(EngineServer):
         content = [{"token_id": id_, "logprob": value} for id_, value in zip(token_ids, values, strict=True)]
         span = {"version": self.engine.weights_version, "start": 0, "end": len(token_ids)}
         choice = {"index": 0, "finish_reason": "length" if len(token_ids) == asked["max_tokens"] else "stop"}
+        if self.names_experts:
+            file = io.BytesIO()
+            np.save(file, self.routes([*prompt, *token_ids[:-1]]).astype(np.uint8))
+            choice["routed_experts"] = base64.b64encode(file.getbuffer()).decode()
         choice |= {"token_ids": token_ids, "logprobs": {"content": content}, "weight_versions": [span]}
         reported = self._scores(prompt) if "prompt_logprobs" in asked else None
         return {"request_id": "r", "choices": [choice], "prompt_logprobs": reported}

@@ -16,7 +16,7 @@ from infra.serving.model_server import ModelServer
 from model.architecture.transformer import Glm4Moe
 from model.text.chat_template import CHAT_TEMPLATE
 from model.text.tokenizer_layout import END_TOKENS
-from tasks.serving.engine_command import ROLLOUT_ENVIRONMENT, Place, engine_command
+from tasks.serving.engine_command import Place, engine_command, rollout_environment
 from tasks.serving.fleet import find_fleet
 from tasks.serving.plan_serving import plan_serving
 from tasks.serving.planned_server import Wishes
@@ -56,6 +56,6 @@ def real_vllm(
     plan = plan_serving(model_of_directory("glm46", hf_dir), find_fleet("none"), wishes)
     port = port or free_port()
     _, *planned = engine_command(plan, Place(str(hf_dir), "127.0.0.1", port))
-    environment |= ROLLOUT_ENVIRONMENT if rollouts else {}
+    environment |= rollout_environment(plan)
     with running_engine([str(PROGRAM), *planned, *words], "127.0.0.1", port, log_path, environment) as server:
         yield server

@@ -20,7 +20,7 @@ from tests.support.saved_states import whole_tensors
 from tests.support.training_dynamics import trained, variant
 from tests.support.training_inputs import RESOURCES, SEQUENCE_LENGTH, TrainingInputs, metrics_of
 from tests.training.adapters.test_adapters import LORA
-from tests.training.test_objectives import GRPO, course, rl_recipe, sft_recipe
+from tests.training.test_objectives import GRPO, MODEL, course, rl_recipe, sft_recipe
 
 NUM_STEPS, GROUPS, GROUP_SIZE = 2, 4, 4
 ANSWERS = ("0", "1", "0", "1")
@@ -31,6 +31,8 @@ JUDGE = with_every_expert(
 SCORED = {"rewards": GRPO["rewards"] | {"reward_model": 0.5}, "reward_model": "reward_model"}
 PPO = {"kind": "ppo", "updates_per_rollout": 2}
 SERVED = GRPO | {"rollouts": "sglang", "routes": "ignore"}
+REPLAYED = {"routes": "replay", "mismatch": {"max_kl": 1e3, "max_route_difference": 1.0}}
+"""Of routes that the server names falsely: one that is replayed to another token, or not at all, changes the step."""
 RECIPES = {
     "tokens": {"objective": SERVED | {"updates_per_rollout": 2}},
     "answers": {"objective": SERVED | {"kind": "gspo", "loss_mean": "answers", "clip_low": 3e-4, "clip_high": 4e-4}},
@@ -38,6 +40,7 @@ RECIPES = {
     "critic": {"objective": SERVED | SCORED | CRITIC | PPO, "scorer": JUDGE.model_dump()},
     "bare critic": {"objective": SERVED | CRITIC | PPO, "adapter": LORA},
     "scores": {"objective": SERVED | SCORED, "scorer": JUDGE.model_dump()},
+    "routed": {"objective": SERVED | REPLAYED, "model": MODEL | {"num_experts_per_tok": 2}},
 }
 TOPOLOGIES = {
     "pipeline": ("tokens", {"pipeline_parallel": 2}),
@@ -55,10 +58,14 @@ TOPOLOGIES = {
     "critic of an adapter": ("bare critic", {"tensor_parallel": 2, "zero_stage": 1}),
     "scores in stages": ("scores", {"pipeline_parallel": 2}),
     "scores of shares": ("scores", {"zero_stage": 1, "micro_batch_tokens": 45}),
+    "routes in stages": ("routed", {"pipeline_parallel": 2}),
+    "routes of slices": ("routed", {"tensor_parallel": 2}),
+    "routes of positions": ("routed", {"context_parallel": 2, "zero_stage": 1, "micro_batch_tokens": 15}),
+    "routes to experts": ("routed", {"expert_parallel": 2, "zero_stage": 2, "micro_batch_tokens": 30}),
 }
 """By what is divided."""
 METRICS = {"lm", "grad_norm", "reward_mean", "reward_score", "informative_groups", "clip_fraction", "value_loss"}
-METRICS |= {"critic_grad_norm", "explained_variance", "reference_kl"}
+METRICS |= {"critic_grad_norm", "explained_variance", "reference_kl", "route_difference"}
 JUDGED = ("critic", "scores")
 ALL_WAYS = {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2}
 
@@ -89,6 +96,7 @@ def run(tmp_path_factory):
     inputs = TrainingInputs(root / "home")
     tuned = inputs.train(inputs.chat_arguments(sft_recipe()))
     server = SglangServer(tuned.path("hf/config.json").parent)
+    server.turned_by = 1
     save_judge(root / "judge")
     resources = {"micro_batch_sequences": 5, "rollout_server": server.url, "save_interval_steps": 1}
     num_tokens = NUM_STEPS * GROUPS * GROUP_SIZE * SEQUENCE_LENGTH
@@ -136,7 +144,9 @@ def check_against_one_process(root: Path, recipe: str, name: str) -> None:
     for key in (key for key in actual if "master " in key):
         torch.testing.assert_close(actual[key], wanted[key], rtol=1e-4, atol=1e-5, msg=key)
     # The second step's answers are those of updated weights: else the trainer's log-probabilities would be others.
-    assert len(lines) == NUM_STEPS and all(line["rollout_log_ratio"] < 1e-5 for line in lines)
+    ratios = [line["rollout_log_ratio"] for line in lines]
+    assert len(ratios) == NUM_STEPS and all((ratio < 1e-5) == (recipe != "routed") for ratio in ratios)
+    assert recipe != "routed" or 0.5 < expected["route_difference"] < 1
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)

@@ -10,6 +10,7 @@ import torch
 
 from configs.schema import EpisodeRecipe, ImportanceRecipe, MismatchRecipe, PolicyObjective, RewardRecipe
 from model.architecture.losses import IGNORED
+from model.architecture.transformer import Glm4Moe
 from model.generation.generation import InProcessEngine, Sampling
 from tasks.training.parallel.ranks import Axis
 from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, lay_out, target_log_probabilities
@@ -385,7 +386,9 @@ def test_ratios_are_one_where_the_weights_are_those_of_the_rollout(dtype):
 def test_differing_routes_are_counted_where_the_model_is():
     """NCCL refuses to add up what is in host memory; the device here holds no numbers."""
     comparison, chosen = RouteComparison(torch.device("meta")), torch.zeros(6, 2, dtype=torch.int64, device="meta")
-    comparison.add([chosen], torch.zeros(1, 2, 3, 2, dtype=torch.int16, device="meta"))
+    with torch.device("meta"):
+        layers = Glm4Moe(GLM46).trunk_layers
+    comparison.add(layers, [chosen, chosen], torch.zeros(2, 2, 3, 2, dtype=torch.int16, device="meta"))
     assert comparison.counts.device.type == "meta"
 
 

@@ -57,6 +57,26 @@ def test_a_divided_policy_is_refused_where_it_samples(kind, rollouts, message):
         refuse_impossible_training(recipe, resources)
 
 
+@pytest.mark.parametrize(
+    ("routes", "recompute", "message"),
+    [
+        (
+            "replay",
+            "full",
+            "routes replay with pipeline_parallel 2 and recompute full, which would use the routes of a",
+        ),
+        ("replay", "none", ""),
+        ("compare", "full", ""),
+    ],
+)
+def test_routes_are_not_replayed_in_stages_that_compute_activations_again(routes, recompute, message):
+    recipe = rl_recipe(objective=GRPO | {"rollouts": "sglang", "routes": routes})
+    ranks = {"num_ranks": 2, "ranks_per_node": 2, "pipeline_parallel": 2, "rollout_server": "http://h:1"}
+    resources = RESOURCES.model_copy(update=ranks | {"recompute": recompute})
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        refuse_impossible_training(recipe, resources)
+
+
 def test_a_reward_model_that_cannot_be_divided_as_the_policy_is_refused():
     """The policy has a layer for each of two stages, the reward model has one layer."""
     objective = GRPO | {"rollouts": "sglang", "routes": "ignore", "reward_model": "reward_model"}

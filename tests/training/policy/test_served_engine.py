@@ -3,13 +3,18 @@ dies is given the weights again and asked again."""
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 import threading
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from model.architecture.routes import recorded_routes
 from model.generation.generation import InProcessEngine, Sampling, sampling_draws
 from tasks.training.policy.rollout_connection import EngineError, RefusedRequestError, ServerConnection
 from tasks.training.policy.served_engine import ServedEngine
@@ -71,6 +76,19 @@ def test_answers_are_of_the_given_weights_with_their_log_probabilities(kind, ser
     assert server.versions == [STARTED, "rl-2"], "weights travel once"
 
 
+def test_routes_are_those_of_a_pass_over_what_was_read(kind, server, hf_dirs):
+    hf_dir, model = hf_dirs[1]
+    server.names_experts = True
+    engine = ServedEngine(kind, server.url, hf_dir, "rl-2", MODEL)
+    made = engine.generate(PROMPTS, replace(SAMPLING, keeps_routes=True), "rl-2", DRAWS)
+    for prompt, token_ids, routes in zip(PROMPTS, made.token_ids, made.routes, strict=True):
+        read = torch.tensor([[*prompt, *token_ids[:-1]]])
+        with torch.no_grad(), recorded_routes(model.trunk_layers) as recorded:
+            model.hidden_states(read)
+        assert torch.equal(routes, torch.stack(recorded).to(torch.int16))
+    assert engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS).routes is None
+
+
 def changed(**about):
     """SGLang's answers whose first one says something else of itself."""
 
@@ -109,6 +127,53 @@ def choice(**about):
 
 def spans(*versions):
     return choice(weight_versions=[{"version": version, "start": 0, "end": 1} for version in versions])
+
+
+def as_bytes(*experts):
+    """Of SGLang's answers the experts in place of those of the second one."""
+    return base64.b64encode(np.array(experts, np.int32).tobytes()).decode()
+
+
+def as_file(array):
+    """Of vLLM's answers, in place of theirs."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def spoilt_experts(**about):
+    def spoil(answers):
+        answers[1]["meta_info"].update(about)
+        return answers
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "message"),
+    [
+        ("sglang", spoilt_experts(routed_experts=None), "answer 1 of .* names no experts: start the server with --en"),
+        ("sglang", spoilt_experts(routed_experts=as_bytes(1, 2)), "answer 1 of .* names 2 experts, and . tokens that"),
+        ("sglang", spoilt_experts(routed_experts="?"), "answer 1 of .* has no output_ids with output_token_logprobs"),
+        ("vllm", choice(routed_experts=None), "answer 0 of .* names no experts: start the server with --enable"),
+        ("vllm", choice(routed_experts=as_file(np.array([None]))), "answer 0 of .* has no token_ids .*allow_pickle"),
+        ("vllm", choice(routed_experts=""), "answer 0 of .* has no token_ids with logprobs and weight_versions"),
+        ("zeros", None, "answer 0 of .* names experts that no router of 8 chooses, or one twice for a token: set r"),
+        ("beyond", None, "answer 0 of .* names experts that no router of 8 chooses, or one twice for a token: set r"),
+    ],
+)
+def test_experts_that_cannot_be_replayed_are_refused(kind, spoil, message, hf_dirs, monkeypatch):
+    server = SERVERS.get(kind, VllmServer)(hf_dirs[0][0])
+    server.names_experts, server.spoil = True, spoil or server.spoil
+    named = server.routes
+    if kind == "zeros":
+        monkeypatch.setattr(server, "routes", lambda row: 0 * named(row))
+    elif kind == "beyond":
+        monkeypatch.setattr(server, "routes", lambda row: named(row) + 1)
+    engine = ServedEngine("sglang" if kind == "sglang" else "vllm", server.url, hf_dirs[1][0], "rl-2", MODEL)
+    with pytest.raises(EngineError, match=message):
+        engine.generate(PROMPTS, replace(SAMPLING, keeps_routes=True), "rl-2", DRAWS)
+    server.stop()
 
 
 SCORED = {"token_id": 2, "logprob": -1.0}
@@ -374,7 +439,6 @@ def test_a_phase_trains_on_what_its_server_samples(kind, tmp_path):
         (SERVED, {}, "rollouts sglang need a server, rollout_server is '': set it to its URL"),
         (SERVED, {"rollout_server": "host:30000"}, "rollout_server is 'host:30000': set it to its URL"),
         (GRPO, {"rollout_server": "http://host:30000"}, "rollout_server is .* with rollouts in_process: empty it"),
-        (SERVED | {"routes": "compare"}, {"rollout_server": "http://h:1"}, "routes is compare: set it to ignore"),
     ],
 )
 def test_rollouts_that_no_server_can_give_are_refused(recipe, resources, message, tmp_path):
