@@ -30,7 +30,6 @@ from model.optimizer.optimizer import build_optimizer, set_learning_rate
 from tasks.training.policy.answer_rows import AnswerRows, RouteComparison, target_log_probabilities
 from tasks.training.policy.policy import policy_updates
 from tasks.training.policy.prompts import Prompt
-from tasks.training.policy.rank_shares import ALONE
 from tasks.training.policy.rewards import Reward
 from tasks.training.policy.rollouts import Rollout, sampling_seed
 from tests.support.model_recipes import GLM46
@@ -176,7 +175,7 @@ def train(arm: Arm, seed: int, num_steps: int) -> dict[str, float]:
             optimizer.step()
         earlier.append(_weights(model))
         distances.append(updates.metrics["rollout_kl"])
-        differences.append(comparison.share(ALONE))
+        differences.append(comparison.share())
         if step % MEASURED_EVERY == 0 or step == num_steps:
             rewards.append(mean_reward(model, seed, step))
     return {
