@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.data.prompts.benchmark_records import Record
+from tasks.data.readers.csv_lines import LETTERS, MMLU_COLUMNS
 from tasks.data.seeds.math_answers import boxed_answers
 from tasks.data.seeds.seed_problems import ANSWER_FIELDS, GSM_MARK
 
@@ -149,6 +150,26 @@ def _gpqa_right(record: Record, asked: Record) -> int:
     return asked["choices"].index(record[GPQA_CHOICES[0]].strip())
 
 
+def _lettered(question: str) -> Callable[[Record], dict[str, Any]]:
+    """Exams with a column for each choice."""
+
+    def asked(record: Record) -> dict[str, Any]:
+        choices = [given_text(record, (letter,)).strip() for letter in LETTERS]
+        return {"question": given_text(record, (question,)), "choices": choices}
+
+    return asked
+
+
+def _letter(answer: str) -> Callable[[Record, Record], int]:
+    def gold(record: Record, _: Record) -> int:
+        given = record[answer]
+        if given not in LETTERS:
+            raise LacksError(f"{answer} {given!r} is none of {', '.join(LETTERS)}")
+        return LETTERS.index(given)
+
+    return gold
+
+
 def _truthfulqa(record: Record) -> dict[str, Any]:
     targets = record["mc1_targets"]
     choices, labels = (targets.get("choices"), targets.get("labels")) if isinstance(targets, dict) else (None, None)
@@ -230,6 +251,10 @@ LAYOUTS = (
         unless=("choices",),
     ),
     Layout("GPQA", CHOICE_KINDS, ("Question", *GPQA_CHOICES), _gpqa, _gpqa_right, unless=("question",)),
+    Layout(
+        "C-Eval, MMLU's .csv", CHOICE_KINDS, MMLU_COLUMNS, _lettered("question"), _letter("answer"), unless=("choices",)
+    ),
+    Layout("CMMLU", CHOICE_KINDS, ("Question", *LETTERS, "Answer"), _lettered("Question"), _letter("Answer")),
     Layout("TruthfulQA", CHOICE_KINDS, ("question", "mc1_targets"), _truthfulqa, _only_label, unless=("choices",)),
     Layout("BoolQ", ("choice",), ("passage", "question", "answer"), _boolq, _truth, unless=("choices",)),
     Layout(

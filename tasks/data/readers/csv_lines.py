@@ -1,4 +1,5 @@
-"""Reads the rows of a CSV or TSV file (RFC 4180) as records of strings. Its first row names the columns. Runs in
+"""Reads the rows of a CSV or TSV file (RFC 4180) as records of strings. Its first row names the columns; in
+MMLU's own files it is a question. Runs in
 executors: imports no Spark."""
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from tasks.data.readers.json_lines import JsonLine
 from tasks.data.readers.source_bytes import GARBLED, HashingReader, codec_of, decompressed, stem_of
 
 DELIMITERS = ",;\t|"
+LETTERS = ("A", "B", "C", "D")
+MMLU_COLUMNS = ("question", *LETTERS, "answer")
+"""Of MMLU's own files, the only ones that are read without names in their first row: it is a question already."""
 
 
 def csv_lines(
@@ -33,10 +37,14 @@ def csv_lines(
         lines.put_back(first)
         rows = csv.reader(lines, delimiter=delimiter, strict=True)
         names = next(rows)
+        cells = names if _is_question(names) else []
+        names = [*MMLU_COLUMNS] if cells else names
         wrong = _wrong_header(name, names, missing_in)
         if wrong is not None:
             yield wrong
             return
+        if cells:
+            yield _record(0, lines.offset, names, cells, "", max_row_bytes)
         while True:
             offset = lines.offset
             try:
@@ -52,6 +60,11 @@ def csv_lines(
         yield JsonLine(0, None, "broken_header", f"{name}, first row: {error}")
     except GARBLED as error:
         yield JsonLine(lines.offset, None, f"truncated_{codec_of(name)}", str(error))
+
+
+def _is_question(cells: list[str]) -> bool:
+    """Whether a first row is one of MMLU: words, four choices and the letter of one."""
+    return len(cells) == len(MMLU_COLUMNS) and cells[-1] in LETTERS and len(cells[0].split()) > 1
 
 
 class _Lines(Iterator[str]):

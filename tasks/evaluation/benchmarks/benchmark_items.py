@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from tasks.data.sources.list_sources import SourceFile, SourceListing
 
 BETWEEN_EXAMPLES = "\n\n"
+CHINESE = re.compile("[\u4e00-\u9fff]")
+CHINESE_EXAM = "以下是单项选择题，请选出其中的正确答案。"
+"""What is said before the questions of C-Eval and CMMLU, whose files do not name their subject in Chinese."""
 LEFT_OUT = ("unsupported_constraint", f"{HARMFUL}_request", f"{HARMLESS}_request")
 """Reasons for which a record is left out; any other is an error."""
 BOX = "\nPut the final answer in \\boxed{}."
@@ -211,14 +215,16 @@ def _choice(record: Record, is_chat: bool) -> Question:
 
 
 def _lettered_choice(record: Record, is_chat: bool) -> Question:
-    """In the form of MMLU."""
+    """In the form of MMLU, and of C-Eval and CMMLU where the question is Chinese."""
     _, choices, right = _parsed_choice(record)
     letters = ascii_uppercase[: len(choices)]
     lines = [f"{letter}. {choice.strip()}" for letter, choice in zip(letters, choices, strict=True)]
-    prompt = "\n".join([given_text(record, ("question", "query")).strip(), *lines, "Answer:"])
-    subject = record.get("subject")
+    question, subject = given_text(record, ("question", "query")).strip(), record.get("subject")
     about = f" about {subject.replace('_', ' ')}" if isinstance(subject, str) else ""
-    before = f"The following are multiple choice questions (with answers){about}.{BETWEEN_EXAMPLES}"
+    told, cue = f"The following are multiple choice questions (with answers){about}.", "Answer:"
+    if CHINESE.search(question):
+        told, cue = CHINESE_EXAM, "答案："
+    before, prompt = f"{told}{BETWEEN_EXAMPLES}", "\n".join([question, *lines, cue])
     return Question(prompt, letters[right], f"{prompt} {letters[right]}", tuple(letters), right, before)
 
 

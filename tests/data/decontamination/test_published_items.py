@@ -40,6 +40,16 @@ GPQA = {
     "Incorrect Answer 2": "helium",
     "Incorrect Answer 3": "neon",
 }
+CEVAL = {"question": GPQA["Question"], "A": "carbon dioxide", "B": "pure oxygen", "C": "helium", "D": "neon"}
+CEVAL |= {"answer": "A"}
+CMMLU = {
+    "Question": "植物从空气里吸收哪种气体？",
+    "A": "二氧化碳",
+    "B": "氧气",
+    "C": "氦气",
+    "D": "氖气",
+    "Answer": "A",
+}
 TRUTHFULQA = {
     "question": "Can pigs fly over the moon?",
     "mc1_targets": {"choices": ["They can.", "No pig flies."], "labels": [0, 1]},
@@ -74,6 +84,12 @@ QUOTATIONS = [
     ("MMLU-Pro", MMLU_PRO, "Which number is a prime?\nA. four\nB. six\nC. seven"),
     ("GPQA", GPQA, "Which gas do plants take in?\nAnswer: carbon dioxide"),
     ("GPQA", GPQA, "Which gas do plants take in?\nThe answer is pure oxygen"),
+    (
+        "C-Eval, MMLU's .csv",
+        CEVAL,
+        "Which gas do plants take in?\nA. carbon dioxide\nB. pure oxygen\nC. helium\nD. neon",
+    ),
+    ("CMMLU", CMMLU, "植物从空气里吸收哪种气体？\nA. 二氧化碳\nB. 氧气\nC. 氦气\nD. 氖气"),
     ("TruthfulQA", TRUTHFULQA, "Can pigs fly over the moon?\nA: No pig flies."),
     ("BoolQ", BOOLQ, "The sky over the sea is blue.\nQuestion: is the sky blue?"),
     ("WinoGrande", WINOGRANDE, "Sarah thanked Maria gladly because Maria had helped."),
@@ -129,6 +145,8 @@ def test_a_list_of_numbers_is_no_quotation_of_a_programs_input():
         (HELLASWAG, "choice_question"),
         (PIQA, "choice_question"),
         (GPQA, "choice_question"),
+        (CEVAL, "choice_question"),
+        (CMMLU, "choice_question"),
         (TRUTHFULQA, "choice_question"),
         (WINOGRANDE, "choice_question"),
         (ALGEBRA, "maths_problem"),

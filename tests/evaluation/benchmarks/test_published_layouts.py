@@ -69,6 +69,16 @@ ALGEBRA = {
     "type": "Algebra",
     "solution": r"It is $\boxed{\frac{4}{2}}$.",
 }
+CEVAL = {
+    "id": 0,
+    "question": "植物吸收哪种气体？ ",
+    "A": "二氧化碳",
+    "B": "氧气",
+    "C": "氦气",
+    "D": "氖气",
+    "answer": "A",
+}
+CMMLU = {"": "0", "Question": "哪个是质数？", "A": "4", "B": "6", "C": "7", "D": "8", "Answer": "C"}
 PUBLISHED = [
     ("hellaswag/hellaswag", "choice", HELLASWAG),
     ("arc/arc_easy", "choice", ARC),
@@ -76,6 +86,8 @@ PUBLISHED = [
     ("super_glue/boolq/default", "choice", BOOLQ | {"label": 1}),
     ("winogrande/default", "context_choice", WINOGRANDE | {"answer": "2"}),
     ("lambada/lambada_openai", "last_word", LAMBADA),
+    ("ceval/ceval-valid_law", "lettered_choice", CEVAL),
+    ("cmmlu/cmmlu_college_law", "lettered_choice", CMMLU),
     ("hendrycks_math/hendrycks_math_algebra", "math", ALGEBRA),
     ("hendrycks_math/hendrycks_math_algebra", "math", ALGEBRA | {"solution": r"So $x=\boxed 2$ is right."}),
 ]
@@ -98,7 +110,7 @@ def write_parquet(path, records):
 @pytest.mark.parametrize(("task", "kind", "record"), PUBLISHED)
 def test_a_published_record_is_asked_as_the_harness_asks_it(tmp_path, task, kind, record):
     config = load_yaml(Path(lm_eval.tasks.__file__).parent / f"{task}.yaml")
-    for name in ("dataset_path", "dataset_name", "training_split", "validation_split", "tag"):
+    for name in ("dataset_path", "dataset_name", "training_split", "validation_split", "fewshot_split", "tag"):
         config.pop(name, None)
     rows = {"test": Dataset.from_list([record])}
     theirs: Any = QuietTask(config={**config, "test_split": "test", "custom_dataset": lambda **options: rows})
@@ -108,6 +120,12 @@ def test_a_published_record_is_asked_as_the_harness_asks_it(tmp_path, task, kind
         assert ours.prompt == theirs.doc_to_text(asked)
         assert list(ours.choices) == theirs.doc_to_choice(asked)
         assert ours.right == int(theirs.doc_to_target(asked))
+    elif kind == "lettered_choice":
+        letters = theirs.doc_to_choice(asked)
+        assert ours.prompt == theirs.doc_to_text(asked)
+        assert list(ours.choices) == letters and ours.right == letters.index(ours.expected) == theirs.doc_to_target(
+            asked
+        )
     elif kind == "context_choice":
         assert list(ours.choices) == theirs.doc_to_choice(asked) and ours.right == theirs.doc_to_text(asked)
         assert ours.expected == theirs.doc_to_target(asked)
@@ -124,6 +142,7 @@ def test_a_published_record_is_asked_as_the_harness_asks_it(tmp_path, task, kind
         ("lettered_choice", ARC, "B. oxygen", "B"),
         ("choice", MMLU_PRO, "Question: Which is a prime?", "7"),
         ("lettered_choice", MMLU_PRO, "C. 7\nD. 8\nE. 9", "C"),
+        ("choice", CEVAL, "Question: 植物吸收哪种气体？", "二氧化碳"),
         ("choice", GPQA, "Question: Which gas do plants take in?\n", "carbon dioxide"),
         ("choice", TRUTHFULQA, "Question: Can pigs fly?", "No."),
         ("math", {"ID": "2024-I-1", "Problem": "What is $9$?", "Solution": "9", "Answer": 9}, "What is $9$?", "9"),
@@ -145,6 +164,8 @@ def test_layouts_that_the_harness_does_not_read(tmp_path, kind, record, asked, e
         ("choice", PIQA | {"label": -1}, "label -1 does not number one of its 2 choices from 0"),
         ("choice", BOOLQ | {"answer": "yes"}, "answer 'yes' is neither true nor false"),
         ("choice", MMLU_PRO | {"answer_index": 5}, "answer_index 5 does not number one of its 5 choices from 0"),
+        ("lettered_choice", CEVAL | {"answer": ""}, "answer '' is none of A, B, C, D"),
+        ("lettered_choice", CMMLU | {"B": None}, "it has no text in B"),
         ("choice", GPQA | {"Incorrect Answer 2": " "}, "it has no text in Incorrect Answer 2"),
         ("choice", GPQA | {"Incorrect Answer 2": "oxygen"}, "two of its answers are the same"),
         ("choice", TRUTHFULQA | {"mc1_targets": {"choices": ["a", "b"], "labels": [1, 1]}}, "mc1_targets marks 2 of"),
@@ -182,6 +203,32 @@ def test_gpqa_is_read_from_the_csv_file_that_is_published(tmp_path):
         assert f"\n{question.expected}. {record['Correct Answer']}\n" in question.prompt
     shares = Counter(question.expected for question in asked)
     assert set(shares) == set("ABCD") and max(shares.values()) < 80
+
+
+def test_mmlu_is_read_from_its_csv_files_whose_first_row_is_a_question(tmp_path):
+    rows = [
+        ['Find all c in Z_3 such that Z_3[x]/(x^2 + c), "a ring",\nis a field.', "0", "1", "2", "3", "B"],
+        [
+            "Statement 1 | All rings are fields. Statement 2 | All fields are rings.",
+            "T, T",
+            "F, F",
+            "T, F",
+            "F, T",
+            "D",
+        ],
+    ]
+
+    def write_csv(path, records):
+        with open(path, "w", newline="") as file:
+            csv.writer(file).writerows(records)
+
+    first, second = read(tmp_path, "lettered_choice", rows, write_csv, "test.csv")
+    assert first.prompt == f"{rows[0][0]}\nA. 0\nB. 1\nC. 2\nD. 3\nAnswer:" and first.expected == "B"
+    assert "\nD. F, T\nAnswer:" in second.prompt and second.expected == "D"
+    with pytest.raises(
+        ValueError, match=r"test\.csv, record 1: it has no query or question, .*its fields are A, B, C, D"
+    ):
+        read(tmp_path, "lettered_choice", [["A", "B", "C", "D"], ["1", "2", "3", "4"]], write_csv, "test.csv")
 
 
 def test_a_broken_parquet_file_is_named(tmp_path):
