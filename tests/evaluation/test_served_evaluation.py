@@ -98,6 +98,25 @@ def test_what_a_server_scores_and_continues_greedily_is_what_one_device_does(sto
 
 
 @pytest.mark.parametrize("kind", SERVERS)
+def test_weights_that_are_not_finite_are_counted_and_not_an_error(kind, store):
+    """The gate refuses such a checkpoint by its items."""
+    server = SERVERS[kind](checkpoint(store, "random").directory("hf"))
+    server.is_broken = True
+    try:
+        evaluation = commit(
+            store,
+            evaluate_checkpoint,
+            checkpoint=checkpoint(store, "random"),
+            suite=evaluation_suite(store, num_tasks=2),
+            recipe=RECIPE.model_copy(update={"rollouts": kind}),
+            resources=EVALUATION_RESOURCES.model_copy(update={"rollout_server": server.url}),
+        )
+    finally:
+        server.stop()
+    assert evaluation.record.num_non_finite == len(read_items(evaluation.path("items.parquet"))) > 10
+
+
+@pytest.mark.parametrize("kind", SERVERS)
 def test_a_suite_has_the_figures_of_one_device(kind, store, tmp_path):
     """Every kind of benchmark, all answers greedy."""
     path, data = write_suite(tmp_path / "toy")

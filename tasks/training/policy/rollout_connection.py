@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from model.generation.generation import Sampling
+from model.generation.generation import NonFiniteLogitsError, Sampling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,6 +41,13 @@ class RefusedRequestError(EngineError):
         self.status = status
 
 
+class BrokenWeightsError(EngineError, NonFiniteLogitsError):
+    """An answer with a log-probability that is no number: an evaluation counts it, training stops at it."""
+
+    def __init__(self, message: str) -> None:
+        RuntimeError.__init__(self, message)
+
+
 @dataclass(frozen=True)
 class ServerAnswer:
     """One answer as a server gave it."""
@@ -50,7 +57,7 @@ class ServerAnswer:
     scored_ids: list[int]
     """Of the tokens that have a log-probability."""
     log_probabilities: list[float]
-    """At the sampling's temperature."""
+    """At the sampling's temperature; NaN where the weights are broken."""
     weights_version: str
     """Of the weights that sampled it; several where they changed meanwhile."""
     experts: NDArray[np.integer[Any]] | None = None
@@ -61,6 +68,7 @@ class TokenScore(NamedTuple):
     """An engine's view of one token after those before it."""
 
     log_probability: float
+    """NaN where the weights are broken."""
     is_greedy: bool
     """Whether no token is more likely there."""
 

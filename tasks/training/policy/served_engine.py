@@ -18,6 +18,7 @@ from model.generation.continuation_scores import ContinuationScore, Pair
 from model.generation.generation import Generation, Sampling, sampling_draws
 from tasks.training.policy.rollout_connection import (
     AWAY,
+    BrokenWeightsError,
     EngineError,
     RolloutProtocol,
     ServerAnswer,
@@ -68,12 +69,13 @@ class ServedEngine:
     ) -> Generation:
         """Continue each prompt by as many tokens at most as it has draws; the first seeds the server's own. None: those
         of `sampling_draws`. What ends a continuation by its text (`sampling.ends`) ends none here. Raises
-        EngineError, also for answers without routes where they are to be kept."""
+        EngineError, also for answers without routes where they are to be kept, and BrokenWeightsError where nothing can
+        be drawn; what such weights continue greedily has the log-probability NaN."""
         assert weights_version == self.weights_version, (weights_version, self.weights_version)
         given = sampling_draws(sampling, len(prompts)) if draws is None else draws
         answers = self._ask(lambda: self.protocol.sample(self.connection, prompts, sampling, given))
         for number, (answer, own) in enumerate(zip(answers, given, strict=True)):
-            self._refuse_unusable(number, answer, len(own))
+            self._refuse_unusable(number, answer, len(own), is_drawn=sampling.temperature > 0)
         routes = None
         if sampling.keeps_routes:
             assert self.recipe is not None, "the routes of a model without a recipe"
@@ -91,7 +93,8 @@ class ServedEngine:
         )
 
     def score(self, token_id_sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Natural log-probability of every token after the first, given those before it. Raises EngineError."""
+        """Natural log-probability of every token after the first, given those before it; NaN of broken weights. Raises
+        EngineError."""
         return [[token.log_probability for token in row] for row in self._scores(token_id_sequences)]
 
     def score_continuations(self, pairs: Sequence[Pair]) -> list[ContinuationScore]:
@@ -116,8 +119,6 @@ class ServedEngine:
                     f"{named} has the log-probabilities of {len(values)} tokens of its row, which has {len(row) - 1} "
                     f"after its first"
                 )
-            if not all(map(math.isfinite, values)):
-                raise EngineError(f"{named} has a log-probability of its row that is no number")
         return [answer.tokens for answer in answers]
 
     def _ask(self, request: Callable[[], list[A]]) -> list[A]:
@@ -150,7 +151,7 @@ class ServedEngine:
                     ) from error
                 time.sleep(RETRY_SECONDS)
 
-    def _refuse_unusable(self, number: int, answer: ServerAnswer, max_tokens: int) -> None:
+    def _refuse_unusable(self, number: int, answer: ServerAnswer, max_tokens: int, *, is_drawn: bool) -> None:
         named, size = self._named(number), len(answer.token_ids)
         self._refuse_other_weights(named, answer.weights_version)
         if answer.scored_ids != answer.token_ids or not 1 <= size <= max_tokens:
@@ -158,8 +159,8 @@ class ServedEngine:
                 f"{named} has {size} tokens, of which {len(answer.scored_ids)} have a log-probability and {max_tokens} "
                 f"were asked for at most"
             )
-        if not all(map(math.isfinite, answer.log_probabilities)):
-            raise EngineError(f"{named} has a log-probability that is no number")
+        if is_drawn and not all(map(math.isfinite, answer.log_probabilities)):
+            raise BrokenWeightsError(f"{named} has a log-probability that is no number: the weights are broken")
 
     def _named(self, number: int) -> str:
         return f"answer {number} of {self.connection.url}"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,11 +33,16 @@ from tasks.training.policy.rollout_connection import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+T = TypeVar("T")
+
 MAX_REQUESTS = 256
 """Requests at the same time; vLLM lets those wait that it does not compute (`--max-num-seqs`)."""
 START_WITH = "start it with `glm46 serve --engine vllm --checkpoint HF_DIR --rollouts`"
 ABSENT = (403, 404, 500)
 """Statuses of a path, or a method of the worker, that a server was not started with."""
+BROKEN = -9999.0
+"""Log-probability that vLLM reports where the logits are not finite; of rows it answers with NOT_JSON in its place."""
+NOT_JSON = "Out of range float values are not JSON compliant"
 ENDED = ("stop", "length")
 """Reasons of an answer that ended by itself; an abort has another."""
 
@@ -62,13 +68,8 @@ class VllmProtocol:
         return [_read(connection, number, answer) for number, answer in enumerate(answers)]
 
     def score(self, connection: ServerConnection, rows: Sequence[Sequence[int]]) -> list[ServerScores]:
-        wanted = _parameters(ONE_TOKEN, ONE_DRAW) | {"prompt_logprobs": 1}
-        answers, scores = _generate(connection, rows, [wanted] * len(rows)), []
-        for number, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-            version = _read(connection, number, answer).weights_version
-            tokens = read_prompt_scores(f"answer {number} of {connection.url}", row, answer.get("prompt_logprobs"))
-            scores.append(ServerScores(tokens, version))
-        return scores
+        answers = _each(lambda row: _score(connection, row), rows)
+        return [_read_scores(connection, number, row, answers[number]) for number, row in enumerate(rows)]
 
 
 def read_prompt_scores(named: str, row: Sequence[int], reported: Any) -> list[TokenScore]:
@@ -92,8 +93,31 @@ def _generate(
     bodies = [
         {"token_ids": list(prompt), "sampling_params": own} for prompt, own in zip(prompts, parameters, strict=True)
     ]
-    with ThreadPoolExecutor(min(len(bodies), MAX_REQUESTS)) as requests:
-        return list(requests.map(lambda body: _ask(connection, "/inference/v1/generate", body), bodies))
+    return _each(lambda body: _ask(connection, "/inference/v1/generate", body), bodies)
+
+
+def _each(ask: Callable[[T], Any], asked: Sequence[T]) -> list[Any]:
+    with ThreadPoolExecutor(min(len(asked), MAX_REQUESTS)) as requests:
+        return list(requests.map(ask, asked))
+
+
+def _score(connection: ServerConnection, row: Sequence[int]) -> Any:
+    """The answer with the log-probabilities of a row; without any where the weights are broken."""
+    body = {"token_ids": list(row), "sampling_params": _parameters(ONE_TOKEN, ONE_DRAW)}
+    scored = body["sampling_params"] | {"prompt_logprobs": 1}
+    try:
+        return _ask(connection, "/inference/v1/generate", body | {"sampling_params": scored})
+    except RefusedRequestError as error:
+        if NOT_JSON not in str(error):
+            raise
+    return _ask(connection, "/inference/v1/generate", body) | {"prompt_logprobs": NOT_JSON}
+
+
+def _read_scores(connection: ServerConnection, number: int, row: Sequence[int], answer: Any) -> ServerScores:
+    version, reported = _read(connection, number, answer).weights_version, answer.get("prompt_logprobs")
+    if reported == NOT_JSON:
+        return ServerScores([TokenScore(math.nan, False)] * (len(row) - 1), version)
+    return ServerScores(read_prompt_scores(f"answer {number} of {connection.url}", row, reported), version)
 
 
 def _ask(connection: ServerConnection, path: str, body: dict[str, Any]) -> Any:
@@ -123,6 +147,7 @@ def _read(connection: ServerConnection, number: int, answer: Any) -> ServerAnswe
         content, reason = choice["logprobs"]["content"], choice["finish_reason"]
         versions = ", ".join(span["version"] for span in choice["weight_versions"])
         log_probabilities = [float(each["logprob"]) for each in content]
+        log_probabilities = [math.nan if value <= BROKEN else value for value in log_probabilities]
         scored_ids = [each["token_id"] for each in content]
         token_ids = list(choice["token_ids"])
         experts = _read_experts(choice.get("routed_experts"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import socket
 import sys
 import threading
@@ -41,9 +42,17 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 512
 
 
+class RefusedError(ValueError):
+    """What a server does not answer, with status 400."""
+
+
 class EngineServer(ABC):
     """Begins with the weights of a directory. `spoil` changes what it answers to prompts; `num_asked` counts them."""
 
+    is_broken = False
+    """Whether it answers as with weights that are not finite."""
+    no_number: float
+    """The log-probability that it reports then."""
     turned_by = 0
     """How far from the experts that it uses those are that it names."""
 
@@ -60,9 +69,13 @@ class EngineServer(ABC):
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                status = 200
                 with owner.lock:
-                    answer = json.dumps(owner.answer(self.path, body)).encode()
-                self.send_response(200)
+                    try:
+                        answer = json.dumps(owner.answer(self.path, body)).encode()
+                    except RefusedError as error:
+                        status, answer = 400, json.dumps({"error": {"message": str(error)}}).encode()
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
                 self.wfile.write(answer)
@@ -87,6 +100,8 @@ class EngineServer(ABC):
 
     def continue_prompt(self, prompt: list[int], sampling: Sampling) -> tuple[list[int], list[float]]:
         self.num_asked += 1
+        if self.is_broken:
+            return [0] * sampling.max_new_tokens, [self.no_number] * sampling.max_new_tokens
         made = self.engine.generate([prompt], sampling, self.engine.weights_version)
         return made.token_ids[0], made.sampled_log_probabilities[0]
 
@@ -103,6 +118,7 @@ class EngineServer(ABC):
         """Of every token after the first its log-probability, and that of the most likely token with its id."""
         with torch.no_grad():
             scores_TV = self.engine.model(torch.tensor([row])).logits_BTV[0].float().log_softmax(-1)
+            scores_TV = scores_TV * math.nan if self.is_broken else scores_TV
         best_values, best_ids = (each.tolist() for each in scores_TV[:-1].max(-1))
         own = scores_TV[:-1].gather(1, torch.tensor(row[1:])[:, None])[:, 0].tolist()
         return list(zip(own, best_values, best_ids, strict=True))
@@ -112,6 +128,8 @@ class EngineServer(ABC):
 
 
 class SglangServer(EngineServer):
+    no_number = math.nan
+
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/update_weights_from_disk":
             self.load(Path(body["model_path"]), body["weight_version"])
@@ -155,7 +173,7 @@ class VllmServer(EngineServer):
     """`stale` is True from new weights on until the keys and values of old ones are dropped; `names_experts` as with
     `--enable-return-routed-experts`."""
 
-    stale, names_experts = False, False
+    stale, names_experts, no_number = False, False, -9999.0
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/v1/completions":
@@ -190,6 +208,8 @@ class VllmServer(EngineServer):
             np.save(file, self.routes([*prompt, *token_ids[:-1]]).astype(np.uint8))
             choice["routed_experts"] = base64.b64encode(file.getbuffer()).decode()
         choice |= {"token_ids": token_ids, "logprobs": {"content": content}, "weight_versions": [span]}
+        if self.is_broken and "prompt_logprobs" in asked:
+            raise RefusedError("Out of range float values are not JSON compliant")
         reported = self._scores(prompt) if "prompt_logprobs" in asked else None
         return {"request_id": "r", "choices": [choice], "prompt_logprobs": reported}
 

@@ -15,8 +15,13 @@ import pytest
 import torch
 
 from model.architecture.routes import recorded_routes
-from model.generation.generation import InProcessEngine, Sampling, sampling_draws
-from tasks.training.policy.rollout_connection import EngineError, RefusedRequestError, ServerConnection
+from model.generation.generation import InProcessEngine, NonFiniteLogitsError, Sampling, sampling_draws
+from tasks.training.policy.rollout_connection import (
+    BrokenWeightsError,
+    EngineError,
+    RefusedRequestError,
+    ServerConnection,
+)
 from tasks.training.policy.served_engine import ServedEngine
 from tests.support.engines.engine_servers import STARTED, SglangServer, VllmServer, free_port
 from tests.support.model_recipes import GLM46, random_model
@@ -263,10 +268,6 @@ def of_prompt(change):
     return lambda answer: answer | {"prompt_logprobs": change(answer["prompt_logprobs"])}
 
 
-def without_a_number(reported):
-    return [reported[0], {name: {"logprob": math.nan} for name in reported[1]}, *reported[2:]]
-
-
 SCORED_ROW = [[None, 8, None], [-1.0, 9, None]]
 TOP = [None, [[-0.5, 4, None]]]
 
@@ -287,11 +288,6 @@ TOP = [None, [[-0.5, 4, None]]]
             spoilt_scores(input_token_logprobs=[SCORED_ROW[0], [-1.0, 7, None]]),
             "answer 1 of .*token 1 is 9, 7 was scored",
         ),
-        (
-            "sglang",
-            spoilt_scores(input_token_logprobs=[SCORED_ROW[0], [math.nan, 9, None]], input_top_logprobs=TOP),
-            "answer 1 of .* has a log-probability of its row that is no number",
-        ),
         ("sglang", lambda answers: answers[:2], "gave 2 answers to 3 prompts"),
         ("vllm", spans("rl-1"), "answer 0 of .* was sampled by weights rl-1, not rl-2"),
         ("vllm", of_prompt(lambda reported: None), "answer 0 of .* has no prompt_logprobs of its row's tokens"),
@@ -305,7 +301,6 @@ TOP = [None, [[-0.5, 4, None]]]
             of_prompt(lambda reported: [None, {"1": {"logprob": -1.0}}, *reported[2:]]),
             "answer 0 of .* has no prompt_logprobs of its row's tokens .KeyError.'6'",
         ),
-        ("vllm", of_prompt(without_a_number), "answer 0 of .* has a log-probability of its row that is no number"),
         ("vllm", choice(weight_versions=None), "answer 0 of .* has no token_ids with logprobs and weight_versions"),
     ],
 )
@@ -316,6 +311,20 @@ def test_scores_that_do_not_fit_their_row_are_refused(kind, server, hf_dirs, spo
         engine.score(ROWS)
     with pytest.raises(EngineError, match=message):
         engine.score_continuations([(row[:1], row[1:]) for row in ROWS])
+
+
+def test_weights_that_are_not_finite_have_scores_that_are_no_numbers_and_no_answers(kind, server, hf_dirs):
+    server.is_broken = True
+    engine = ServedEngine(kind, server.url, hf_dirs[1][0], "rl-2")
+    assert [len(row) for row in engine.score(ROWS)] == [4, 1, 5]
+    assert all(math.isnan(value) for row in engine.score(ROWS) for value in row)
+    scored = engine.score_continuations([(row[:1], row[1:]) for row in ROWS])
+    assert all(math.isnan(each.log_probability) and not each.is_greedy for each in scored)
+    with pytest.raises(BrokenWeightsError, match=r"answer 0 of .* no number: the weights are broken") as broken:
+        engine.generate(PROMPTS, SAMPLING, "rl-2", DRAWS)
+    assert isinstance(broken.value, EngineError) and isinstance(broken.value, NonFiniteLogitsError)
+    greedy = engine.generate(PROMPTS, Sampling(5), "rl-2")
+    assert all(math.isnan(value) for row in greedy.log_probabilities for value in row)
 
 
 def test_a_server_that_was_started_again_scores_by_the_given_weights(kind, server, hf_dirs):

@@ -3,6 +3,7 @@ trainer's, and a server that dies is given them again."""
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from infra.child_process import free_port
 from model.formats.hf_checkpoint import load_model
 from model.generation.generation import InProcessEngine, Sampling, sampling_draws
+from tasks.training.policy.rollout_connection import BrokenWeightsError
 from tasks.training.policy.served_engine import ServedEngine
 from tests.support.engines.real_vllm import REAL_VLLM, SERVABLE, real_vllm, save_servable
 from tests.support.model_recipes import random_model, with_every_expert
@@ -99,3 +101,15 @@ def test_vllm_scores_rows_as_our_engine_does(tmp_path):
         assert theirs.log_probability == pytest.approx(ours.log_probability, abs=4 * BOUND)
     # Rounding may decide between two tokens.
     assert sum(ours.is_greedy == theirs.is_greedy for ours, theirs in zip(wanted, continuations, strict=True)) >= 23
+
+
+def test_vllm_with_weights_that_are_not_finite_draws_nothing_and_scores_without_numbers(tmp_path):
+    model = random_model(SERVABLE, std=0.1)
+    with torch.no_grad():
+        model.model.layers[1].mlp.experts.up_proj.fill_(math.nan)
+    save_servable(model, tmp_path / "broken")
+    with real_vllm(tmp_path / "broken", tmp_path / "vllm.log", rollouts=True) as server:
+        engine = ServedEngine("vllm", server.url, tmp_path / "broken", "b")
+        assert all(math.isnan(value) for row in engine.score([[7, 8, 9], [3, 4]]) for value in row)
+        with pytest.raises(BrokenWeightsError, match="no number: the weights are broken"):
+            engine.generate(PROMPTS, Sampling(4, 1.0, seed=46), "b")
