@@ -14,7 +14,7 @@ import yaml
 
 from infra.monitoring.dashboards import board_json
 from infra.monitoring.grafana import provisioning
-from tasks.serving.engine_command import KEY_VARIABLES, Place, deployed_command, image, shell_lines
+from tasks.serving.engine_command import KEY_VARIABLES, Place, deployed_command, image, rollout_environment, shell_lines
 from tasks.serving.kubernetes_manifests import contained_place, kubernetes_manifests
 from tasks.serving.planned_server import DIRECTORY_ENGINES, ServingPlan
 from tasks.serving.serving_panels import PANELS
@@ -45,8 +45,12 @@ def write_deployment(plan: ServingPlan, port: int, directory: Path) -> list[str]
 
 
 def deployment_files(plan: ServingPlan, port: int) -> dict[str, str]:
-    """Text by name. One machine's container and compose file are left out where a plan needs several nodes."""
-    files = {"launch.sh": launch_script(plan, port), "kubernetes.yaml": _documents(kubernetes_manifests(plan, port))}
+    """Text by name. One machine's container and compose file are left out where a plan needs several nodes. A server
+    that samples for a policy phase has no clients and no key: its script is all."""
+    files = {"launch.sh": launch_script(plan, port)}
+    if plan.samples_rollouts:
+        return files
+    files["kubernetes.yaml"] = _documents(kubernetes_manifests(plan, port))
     if plan.num_nodes > 1:
         return files
     files["Dockerfile"] = dockerfile(plan, port)
@@ -64,11 +68,15 @@ def launch_script(plan: ServingPlan, port: int) -> str:
     address, loopback by default."""
     model = _model_variable(plan)
     needed = [model] + (["NODE_RANK", "MASTER_ADDRESS"] if plan.num_nodes > 1 else [])
-    key_file = "$KEY_FILE" if plan.engine == "sglang" else ""
+    key_file = "$KEY_FILE" if plan.engine == "sglang" and not plan.samples_rollouts else ""
     place = Place(f"${model}", "$HOST", port, key_file=key_file)
     lines = ["#!/usr/bin/env bash", *(f"# {line}" for line in plan.describe().splitlines()), "set -euo pipefail"]
     lines += [f': "${{{name}:?set {name}}}"' for name in needed]
-    if plan.engine == "sglang":
+    if plan.samples_rollouts:
+        given = rollout_environment(plan, "$GLM46_DIR")
+        lines += [': "${GLM46_DIR:?name a checkout of glm46}"'] if "PYTHONPATH" in given else []
+        lines += [f'export {name}="{value}"' for name, value in given.items()]
+    elif plan.engine == "sglang":
         lines.append(': "${KEY_FILE:?name a private YAML file with the line  api-key: KEY}"')
     else:
         lines.append(f': "${{{KEY_VARIABLES[plan.engine]}:?export the key of the clients}}"')

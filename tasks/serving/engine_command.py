@@ -32,8 +32,6 @@ KEY_VARIABLES = {"vllm": "VLLM_API_KEY", "llamacpp": "LLAMA_API_KEY"}
 ROLLOUT_WORDS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
 ROLLOUT_WORDS += ["--worker-extension-cls", f"{vllm_worker.__name__}.{vllm_worker.WeightReader.__name__}"]
 """Token ids in and out, log-probabilities at the sampling's temperature, weights that are read in place."""
-ROLLOUT_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT)}
-"""Opens the paths by which weights are changed, and finds the worker's extension."""
 NAMED_EXPERTS = ["--enable-return-routed-experts"]
 """Of both engines; vLLM's Model Runner V2 alone knows them, whose kernels on processors need Triton's for these."""
 DRAFTS = {"--speculative-num-steps": "3", "--speculative-eagle-topk": "1", "--speculative-num-draft-tokens": "4"}
@@ -177,8 +175,10 @@ def _llama_server(plan: ServingPlan, place: Place) -> list[str]:
     return words
 
 
-def rollout_environment(plan: ServingPlan) -> dict[str, str]:
-    """Variables of a server that samples for a policy phase; none of any other."""
+def rollout_environment(plan: ServingPlan, checkout: str = str(ROOT)) -> dict[str, str]:
+    """Variables of a server that samples for a policy phase, none of any other: vLLM's open the paths by which weights
+    are changed, and find the worker's extension in a checkout of this project."""
     if not plan.samples_rollouts or plan.engine != "vllm":
         return {}
-    return ROLLOUT_ENVIRONMENT | ({"VLLM_USE_V2_MODEL_RUNNER": "1"} if plan.names_experts else {})
+    chosen = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if plan.names_experts else {}
+    return {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": checkout, **chosen}

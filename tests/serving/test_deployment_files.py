@@ -68,10 +68,10 @@ COMPOSE = mapping(
 """The part of the Compose specification's schema that is used here; the whole schema accepts the same file."""
 
 
-def planned(engine: str, hardware: str = "8xH200"):
+def planned(engine: str, hardware: str = "8xH200", **more):
     if engine == "llamacpp":
         return plan_serving(TINY, NODE, Wishes(engine, "balanced", context=1024))
-    return plan_serving(FULL, find_fleet(hardware), Wishes(engine, "balanced"))
+    return plan_serving(FULL, find_fleet(hardware), Wishes(engine, "balanced", **more))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -228,6 +228,20 @@ def test_the_script_runs_the_planned_command_and_says_what_is_not_set(engine, ha
         without = {key: value for key, value in given.items() if key != name}
         refused = subprocess.run([script], env={**without, **path}, capture_output=True, text=True, check=False)
         assert refused.returncode and name in refused.stderr and not refused.stdout
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_server_that_samples_for_a_phase_has_a_script_without_a_key(engine, tmp_path):
+    """A phase asks without one, and the server listens on loopback."""
+    plan = planned(engine, context=4096, rollouts=True, routes=True)
+    assert write_deployment(plan, 8123, tmp_path / "out") == ["launch.sh"]
+    (tmp_path / engine).write_text('#!/bin/sh\nenv | grep -E "VLLM|PYTHONPATH" | sort\nprintf "%s\\n" "$@"\n')
+    (tmp_path / engine).chmod(0o755)
+    given = {"MODEL_DIR": "/m", "GLM46_DIR": "/a b", "PATH": f"{tmp_path}:{os.defpath}"}
+    done = subprocess.run([tmp_path / "out" / "launch.sh"], env=given, capture_output=True, text=True, check=True)
+    variables = ["PYTHONPATH=/a b", "VLLM_SERVER_DEV_MODE=1", "VLLM_USE_V2_MODEL_RUNNER=1"] if engine == "vllm" else []
+    _, *words = deployed_command(plan, Place("/m", "127.0.0.1", 8123))
+    assert done.stdout.splitlines() == [*variables, *words] and "--config" not in words
 
 
 def test_several_nodes_have_no_container_of_one_machine(tmp_path):

@@ -110,6 +110,7 @@ def test_an_engine_is_started_with_the_plan_and_ends_with_us(
         assert line.startswith(f"{directory.name} at http://127.0.0.1:"), line
         with urllib.request.urlopen(line.split(" at ")[1].split()[0].replace("/v1", "/health"), timeout=30) as health:
             assert health.status == 200
+        assert ("VLLM_SERVER_DEV_MODE=1 \\\n" in printed.stdout) == is_for_rollouts
         seen = json.loads((tmp_path / "seen").read_text())
         port = line.split(":")[2].split("/")[0]
         shown = subprocess.run(

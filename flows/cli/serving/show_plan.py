@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from flows.cli.serving.asked_server import UNKNOWN_DIRECTORY, Asked, PlacedModel
 from tasks.serving.deployment_files import write_deployment
-from tasks.serving.engine_command import Place, engine_command, shell_lines
+from tasks.serving.engine_command import Place, engine_command, rollout_environment, shell_lines
 
 
 def print_plan(asked: Asked) -> None:
@@ -20,6 +21,8 @@ def print_plan(asked: Asked) -> None:
         print("# on each node with its NODE_RANK from 0 on, and the MASTER_ADDRESS of node 0")
     for is_worker in (False, True) if placed.plan.num_nodes > 1 and placed.plan.engine == "vllm" else (False,):
         print("# on the other nodes:" if is_worker else "", end="\n" if is_worker else "")
+        for name, value in rollout_environment(placed.plan).items():
+            print(f"{name}={shlex.quote(value)} \\")
         print(shell_lines(engine_command(placed.plan, _place(asked, placed, is_worker=is_worker))))
 
 
