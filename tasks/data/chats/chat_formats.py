@@ -1,8 +1,9 @@
 """Converts the formats of conversations in public files to one: messages as the chat template renders them.
 
-It reads `messages`, `conversation` or `history` (role, content), `conversations` (from, value), `messages_display`
-(`user: ...` lines), `instruction` + `instances`, and a question and its answer (QUESTIONS, ANSWERS), with what was said
-before as `history`. The functions are pure and work per record.
+It reads `messages`, `conversation` or `history` (role, content), `conversations` (from, value), bare texts in turn
+(also `data`), `messages_display` (`user: ...` lines), `instruction` + `instances`, and a question and its answer with
+its reasoning (QUESTIONS, ANSWERS, REASONINGS), with what was said before as `history`. The functions are pure and work per
+record.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ ROLES = {
 """Roles by their names in lower case."""
 CALL_ROLES = ("function_call", "tool_call")
 TURN_LISTS = ("messages", "conversations", "conversation", "history")
-QUESTIONS = ("instruction", "prompt", "question", "query", "problem", "input")
-ANSWERS = ("output", "response", "answer", "completion", "solution")
+QUESTIONS = ("instruction", "prompt", "question", "Question", "query", "problem", "input", "inputs")
+ANSWERS = ("output", "response", "Response", "answer", "completion", "solution", "generated_solution")
+ANSWERS += ("target", "targets", "content")
+REASONINGS = ("reasoning_content", "reasoning", "Complex_CoT")
 CONTEXTS = ("input", "context")
 """Fields of an instruction's input."""
 SYSTEMS = ("system", "system_prompt")
@@ -58,6 +61,9 @@ PARTS = {
 FRAME = ("### Instruction:\n", "\n\n### Input:\n", "\n\n### Response:")
 """The frame that Alpaca's prompts put around an instruction: the training code of another model wrote it, not a
 user."""
+THOUGHT = ("<|begin_of_thought|>", "<|end_of_thought|>")
+SOLUTION = re.compile(r"<\|(?:begin|end)_of_solution\|>")
+"""Marks of OpenThoughts and Bespoke-Stratos, which their systems explain."""
 DISPLAY_TURN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
 DISPLAYED_CALL = "None"
 """The text that tau-bench prints for an assistant's turn whose call it leaves out."""
@@ -76,7 +82,9 @@ def _message_lists(record: Record, *, is_calling: bool) -> list[list[Message]]:
     for key in TURN_LISTS:
         turns = from_json(record.get(key))
         if isinstance(turns, list) and not _is_pairs(turns):
-            return [[*system, *_messages(turns)]]
+            return [[*system, *_messages(_named_in_turn(turns))]]
+    if _are_texts(record.get("data")):
+        return [[*system, *_messages(_named_in_turn(record["data"]))]]
     if isinstance(record.get("messages_display"), str):
         return [_displayed(record["messages_display"])]
     question = record.get("instruction")
@@ -100,13 +108,25 @@ def _asked_and_answered(record: Record, *, is_calling: bool) -> list[Message]:
     if name == "instruction":
         given = next((record[key] for key in CONTEXTS if isinstance(record.get(key), str) and record[key].strip()), "")
     answer = next((record[key] for key in ANSWERS if isinstance(record.get(key), str)), None)
+    reasoning = next((record[key] for key in REASONINGS if isinstance(record.get(key), str)), "")
     if answer is None and is_calling and record.get("answers"):
         called = _text_message("assistant", "")
         called["tool_calls"] = calls_of(1, record["answers"])
         return [_text_message("user", question.strip()), called]
     before = record.get("history") or []
     earlier = [turn for asked, said in before for turn in _exchange(asked, "", said)] if _is_pairs(before) else []
-    return [*earlier, *_exchange(question, given, answer)]
+    return [*earlier, *_exchange(question, given, answer, reasoning)]
+
+
+def _are_texts(turns: Any) -> bool:
+    return isinstance(turns, list) and bool(turns) and all(isinstance(turn, str) for turn in turns)
+
+
+def _named_in_turn(turns: list[Any]) -> list[Any]:
+    """Turns that are bare texts as what a user and an assistant say in turn; any others as they are."""
+    if not _are_texts(turns):
+        return turns
+    return [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(turns)]
 
 
 def _is_pairs(turns: Any) -> bool:
@@ -139,11 +159,12 @@ def _object(number: int, turn: object) -> Record:
     return turn
 
 
-def _exchange(question: str, given: object, answer: object) -> list[Message]:
+def _exchange(question: str, given: object, answer: object, reasoning: str = "") -> list[Message]:
     if not isinstance(answer, str):
         raise MalformedChatError("no_answer", "the answer is no text")
     asked = f"{question.strip()}\n\n{given.strip()}" if isinstance(given, str) and given.strip() else question.strip()
-    return [_text_message("user", asked), _text_message("assistant", answer)]
+    said = _message(1, {"role": "assistant", "content": answer, "reasoning": reasoning})
+    return [_text_message("user", asked), said]
 
 
 def _displayed(text: str) -> list[Message]:
@@ -213,10 +234,7 @@ def _message(number: int, given: object) -> Message:
     }
     message["content"] = texts["text"]
     if role == "assistant":
-        reasoning = next(
-            (turn[key] for key in ("reasoning_content", "reasoning") if isinstance(turn.get(key), str)),
-            texts["reasoning"],
-        )
+        reasoning = next((turn[key] for key in REASONINGS if isinstance(turn.get(key), str)), texts["reasoning"])
         message["reasoning"], message["content"] = _thought_and_said(number, texts["text"], reasoning)
         called = [_value(part) for part, kind in zip(parts, kinds, strict=True) if kind == "tool_call"]
         called += [turn[key] for key in ("tool_calls", "function_call") if turn.get(key)]
@@ -228,6 +246,8 @@ def _message(number: int, given: object) -> Message:
 
 def _thought_and_said(number: int, text: str, reasoning: str) -> tuple[str, str]:
     """The reasoning of an assistant's turn, which may be in its text, and the rest of the text."""
+    if text.lstrip().startswith(THOUGHT[0]):
+        text = SOLUTION.sub("", text.replace(THOUGHT[0], "<think>", 1).replace(THOUGHT[1], "</think>", 1))
     thought, closed, said = text.strip().rpartition("</think>")
     if closed and not thought.startswith("<think>"):
         raise MalformedChatError("broken_reasoning", f"turn {number}: </think> without <think> at the start")
@@ -262,11 +282,12 @@ def _value(part: object) -> object:
 
 
 def _checked(messages: list[Message]) -> list[Message]:
-    """Join neighbouring assistant turns, leave out systems that say nothing, and cut what follows the last answer
-    that is trained on. Raises MalformedChatError for missing calls, results or answers."""
+    """Join neighbouring assistant turns, leave out systems that say nothing or explain the marks of THOUGHT, and cut
+    what follows the last answer that is trained on. Raises MalformedChatError for missing calls, results or answers."""
     joined: list[Message] = []
     for message in messages:
-        if message["role"] == "system" and not message["content"].strip():
+        is_explaining = THOUGHT[0] in message["content"]
+        if message["role"] == "system" and (is_explaining or not message["content"].strip()):
             continue
         if joined and joined[-1]["role"] == message["role"] == "assistant":
             joined[-1] = _join(joined[-1], message)

@@ -244,6 +244,37 @@ FORMATS = {
         {"system_prompt": "s", "question": "q", "response": "a"},
         [*plain(("system", "s")), *ASKED],
     ),
+    "thinking inside an answer": (
+        {"instruction": "q", "output": "<think>\nr\n</think>\n\na"},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "thinking beside an answer": (
+        {"input": "q", "reasoning_content": "r", "content": "a", "score": 10},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "medical reasoning": (
+        {"Question": "q", "Complex_CoT": "r", "Response": "a"},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "marked thoughts": (
+        {
+            "system": "Put it so: <|begin_of_thought|> {thought} <|end_of_thought|>",
+            "conversations": [
+                {"from": "user", "value": "q"},
+                {
+                    "from": "assistant",
+                    "value": "<|begin_of_thought|>\n\nr\n\n<|end_of_thought|>\n\n"
+                    "<|begin_of_solution|>\n\na\n\n<|end_of_solution|>",
+                },
+            ],
+        },
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "texts in turn": ({"data": ["q", "a", "b", "c"]}, [*ASKED, *plain(("user", "b"), ("assistant", "c"))]),
+    "conversations of texts": ({"conversations": ["q", "a"]}, ASKED),
+    "inputs and targets": ({"inputs": "q", "targets": "a"}, ASKED),
+    "input and target": ({"kind": "k", "input": "q", "target": "a"}, ASKED),
+    "generated solution": ({"problem": "q", "generated_solution": "a", "expected_answer": "1"}, ASKED),
     "query": ({"query": "q", "response": "a"}, ASKED),
     "input and output": ({"input": "q", "output": "a"}, ASKED),
     "cut behind the last answer": ({"messages": turns(("user", "q"), ("assistant", "a"), ("user", "b"))}, ASKED),
@@ -397,7 +428,7 @@ MALFORMED = {
     },
     "broken_tools": {"tools": "{", "messages": turns(("user", "q"), ("assistant", "a"))},
     "broken_reasoning": {"messages": turns(("user", "q"), ("assistant", "r</think>a"))},
-    "broken_turn": {"messages": ["q", "a"]},
+    "broken_turn": {"messages": ["q", {"role": "assistant", "content": "a"}]},
     "unsupported_part": {
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url", "image_url": {}}]},
