@@ -2,8 +2,8 @@
 
 It reads `messages`, `conversation` or `history` (role, content), `conversations` (from, value), bare texts in turn
 (also `data`), `messages_display` (`user: ...` lines), `instruction` + `instances`, and a question and its answer with
-its reasoning (QUESTIONS, ANSWERS, REASONINGS), with what was said before as `history`. The functions are pure and work per
-record.
+its reasoning (QUESTIONS, ANSWERS, REASONINGS), with what was said before as `history`. The functions are pure and
+work per record.
 """
 
 from __future__ import annotations
