@@ -30,6 +30,8 @@ QUESTION_FIELDS = (
     *("question_content", "description"),
 )
 ANSWER_FIELDS = ("solution_text", "answer", "Answer", "expected_answer", "final_answer", "answer_number")
+TRUTH_FIELDS = ("ground_truth", "label", "target")
+"""Fields of a mathematical answer in data for other trainers."""
 GSM_MARK = "####"
 IMPORTS_SOLUTION = re.compile(rf"^(?:from|import) {MODULE}\b", re.MULTILINE)
 
@@ -119,30 +121,45 @@ def asked_question(record: Mapping[str, Any]) -> str:
     if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
         return f"{record['Body'].rstrip('. ')}. {record['Question']}"
     asked = next((record[name] for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
-    return asked or only_question(record.get("prompt"))
+    return asked or only_question(record.get("prompt")) or only_question(record.get("messages"))
 
 
 def only_question(turns: object) -> str:
-    """The question of a list of messages, where it is one turn of one user; else empty."""
-    message = turns[0] if isinstance(turns, list) and len(turns) == 1 else None
-    is_asked = isinstance(message, dict) and message.get("role") == "user" and isinstance(message.get("content"), str)
-    return message["content"] if isinstance(message, dict) and is_asked else ""
+    """The question of a list of messages, where it is one turn of one user, after what a system says; else empty."""
+    messages = turns if isinstance(turns, list) else []
+    texts = [message.get("content") for message in messages if isinstance(message, dict)]
+    roles = tuple(message.get("role") for message in messages if isinstance(message, dict))
+    is_asked = roles in (("user",), ("system", "user")) and all(isinstance(text, str) for text in texts)
+    return "\n\n".join(text.strip() for text in texts if isinstance(text, str)).strip() if is_asked else ""
 
 
 def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
     """(final answer, worked solution); empty where the record has none. The answer may be that of `reward_model`,
-    as in data for verl, or in the last box of a solution, as in MATH."""
+    as in data for verl, in a field of TRUTH_FIELDS, or in the last box of a solution, as in MATH."""
     rewarded = record.get("reward_model")
-    fields = {**record, "ground_truth": rewarded.get("ground_truth") if isinstance(rewarded, dict) else None}
-    names = (*ANSWER_FIELDS, "ground_truth")
+    fields = {"ground_truth": rewarded.get("ground_truth") if isinstance(rewarded, dict) else None}
+    fields = {**record, **{name: value for name, value in fields.items() if value is not None}}
+    names = (*ANSWER_FIELDS, *TRUTH_FIELDS)
     given = next((fields[name] for name in names if isinstance(fields.get(name), (str, int, float))), "")
-    answer = f"{given:.15g}" if isinstance(given, float) else str(given)
+    answer = f"{given:.15g}" if isinstance(given, float) else _one_of(str(given))
     if GSM_MARK in answer:
         solution, _, answer = answer.rpartition(GSM_MARK)
         return answer.strip(), solution.strip()
     solution = record["solution"] if isinstance(record.get("solution"), str) else ""
     boxes = [] if answer.strip() else boxed_answers(solution)
     return (boxes[-1] if boxes else answer).strip(), solution
+
+
+def _one_of(given: str) -> str:
+    """The answer of a JSON list of answers, as Skywork-OR1 has them; empty where they are several. Any other text is
+    the answer."""
+    try:
+        answers = json.loads(given) if given.lstrip().startswith('["') else None
+    except ValueError:
+        return given
+    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+        return given
+    return answers[0] if all(answers_agree(answer, answers[0]) for answer in answers[1:]) else ""
 
 
 def code_parts(record: Mapping[str, Any]) -> CodeParts:
