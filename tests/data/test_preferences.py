@@ -80,6 +80,15 @@ def test_a_verdict_chooses_the_preferred_answer(name):
         pair_of({**record, field: neither})
 
 
+def test_a_rejected_response_stands_in_place_of_the_last_turn():
+    pair = pair_of({"messages": [*ASKED, YES], "rejected_response": "No."})
+    assert (pair.prompt, pair.chosen["content"], pair.rejected["content"]) == (
+        pair_of({"chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}).prompt,
+        "Yes.",
+        "No.",
+    )
+
+
 def test_the_input_of_an_instruction_is_asked_with_it():
     pair = pair_of({"instruction": "Edit.", "input": "He go.", "chosen": "He goes.", "rejected": "He went."})
     assert pair.prompt[0]["content"] == "Edit.\n\nHe go."

@@ -42,8 +42,9 @@ ROLES = {
 CALL_ROLES = ("function_call", "tool_call")
 TURN_LISTS = ("messages", "conversations", "conversation", "history")
 QUESTIONS = ("instruction", "prompt", "question", "Question", "query", "problem", "input", "inputs")
-ANSWERS = ("output", "response", "Response", "answer", "completion", "solution", "generated_solution")
+ANSWERS = ("output", "response", "Response", "generated_solution", "solution", "answer", "completion")
 ANSWERS += ("target", "targets", "content")
+"""The first one counts: of a worked solution and its bare result the solution."""
 REASONINGS = ("reasoning_content", "reasoning", "Complex_CoT")
 CONTEXTS = ("input", "context")
 """Fields of an instruction's input."""
@@ -64,6 +65,11 @@ user."""
 THOUGHT = ("<|begin_of_thought|>", "<|end_of_thought|>")
 SOLUTION = re.compile(r"<\|(?:begin|end)_of_solution\|>")
 """Marks of OpenThoughts and Bespoke-Stratos, which their systems explain."""
+SPEAKER = re.compile(r"(?:^|\n)(Human|Assistant):")
+SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+"""Of the conversations that BELLE writes into one instruction."""
+EXCHANGES = (("input", "output"), ("human", "assistant"))
+"""Fields of a turn with its answer."""
 DISPLAY_TURN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
 DISPLAYED_CALL = "None"
 """The text that tau-bench prints for an assistant's turn whose call it leaves out."""
@@ -93,8 +99,11 @@ def _message_lists(record: Record, *, is_calling: bool) -> list[list[Message]]:
         return [
             [*system, *_exchange(question, instance.get("input"), instance.get("output"))] for instance in instances
         ]
-    if isinstance(record.get("prompt"), list) and isinstance(record.get("completion"), list):
-        return [[*system, *_messages([*record["prompt"], *record["completion"]])]]
+    asked = next((record[key] for key in ("prompt", "input") if isinstance(record.get(key), list)), None)
+    if asked is not None:
+        said = next((record[key] for key in ANSWERS if isinstance(record.get(key), str | list)), [])
+        answered = [{"role": "assistant", "content": said}] if isinstance(said, str) else said
+        return [[*system, *_messages([*asked, *answered])]]
     return [[*system, *_asked_and_answered(record, is_calling=is_calling)]]
 
 
@@ -113,6 +122,10 @@ def _asked_and_answered(record: Record, *, is_calling: bool) -> list[Message]:
         called = _text_message("assistant", "")
         called["tool_calls"] = calls_of(1, record["answers"])
         return [_text_message("user", question.strip()), called]
+    if question.lstrip().startswith("Human:") and question.rstrip().endswith("Assistant:"):
+        said = SPEAKER.split(question.strip())[1:]
+        turns = zip(said[::2], [*said[1:-1:2], answer], strict=True)
+        return _messages([{"role": SPEAKERS[speaker], "content": text} for speaker, text in turns])
     before = record.get("history") or []
     earlier = [turn for asked, said in before for turn in _exchange(asked, "", said)] if _is_pairs(before) else []
     return [*earlier, *_exchange(question, given, answer, reasoning)]
@@ -123,7 +136,11 @@ def _are_texts(turns: Any) -> bool:
 
 
 def _named_in_turn(turns: list[Any]) -> list[Any]:
-    """Turns that are bare texts as what a user and an assistant say in turn; any others as they are."""
+    """Turns that are bare texts, or objects of a question and its answer, as what a user and an assistant say in turn;
+    any others as they are."""
+    for asked, said in EXCHANGES:
+        if turns and all(isinstance(turn, dict) and {asked, said} <= turn.keys() for turn in turns):
+            return _named_in_turn([turn[name] for turn in turns for name in (asked, said)])
     if not _are_texts(turns):
         return turns
     return [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(turns)]

@@ -2,8 +2,9 @@
 
 It reads `chosen` and `rejected`: answers to a `prompt`, an `instruction` + `input`, `conversations` or `messages`;
 whole conversations with a shared beginning, as lists of messages or as transcripts ("\\n\\nHuman: ...\\n\\nAssistant:
-..."); `instruction` with two `output`s, the better one first; and two answers beside a field that says which is better
-(COMPARISONS). The functions are pure and work per record.
+..."); `instruction` with two `output`s, the better one first; `messages` and the `rejected_response` in place of the
+last one; and two answers beside a field that says which is better (COMPARISONS). The functions are pure and work per
+record.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ def _answers(record: Record) -> tuple[object, object]:
     """What stands for the preferred and for the rejected answer."""
     if "chosen" in record and "rejected" in record:
         return record["chosen"], record["rejected"]
+    if "rejected_response" in record and _is_turns(record.get("messages")):
+        return record["messages"][-1], record["rejected_response"]
     outputs = record.get("output")
     if isinstance(outputs, list) and len(outputs) == 2:
         return outputs[0], outputs[1]
@@ -87,6 +90,7 @@ def _conversation(record: Record, answer: object) -> tuple[list[Message], list[R
     """The whole conversation that ends with this answer."""
     lists = (record[key] for key in ("conversations", "messages", "prompt", "context") if _is_turns(record.get(key)))
     asked = next(lists, _asked(record))
+    asked = asked[:-1] if "rejected_response" in record else asked
     if isinstance(answer, list):
         turns = answer if _is_whole(answer) else [*asked, *answer]
     elif isinstance(answer, str):

@@ -270,6 +270,20 @@ FORMATS = {
         },
         [("user", "q", "", []), ("assistant", "a", "r", [])],
     ),
+    "a worked solution and its result": ({"question": "q", "solution": "a", "answer": "7"}, ASKED),
+    "messages and an answer": (
+        {"input": turns(("user", "q")), "output": "<think>r</think>a", "system_prompt": "s"},
+        [*plain(("system", "s"), ("user", "q")), ("assistant", "a", "r", [])],
+    ),
+    "turns with their answers": (
+        {"conversation": [{"input": "q", "output": "a"}, {"input": "b", "output": "c"}]},
+        [*ASKED, *plain(("user", "b"), ("assistant", "c"))],
+    ),
+    "turns of a human and an assistant": ({"conversation": [{"human": "q", "assistant": "a"}]}, ASKED),
+    "speakers in an instruction": (
+        {"instruction": "Human:q\nAssistant:a\nHuman:b\nAssistant:", "input": "", "output": "c"},
+        [*ASKED, *plain(("user", "b"), ("assistant", "c"))],
+    ),
     "texts in turn": ({"data": ["q", "a", "b", "c"]}, [*ASKED, *plain(("user", "b"), ("assistant", "c"))]),
     "conversations of texts": ({"conversations": ["q", "a"]}, ASKED),
     "inputs and targets": ({"inputs": "q", "targets": "a"}, ASKED),
