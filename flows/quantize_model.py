@@ -118,7 +118,8 @@ def write_gguf_files(
             job=job,
             **texts,
         )
-    files = run_step(run, convert_to_gguf, checkpoint=checkpoint, importance=importance, recipe=recipe, job=job)
+    types = recipe.conversion_recipe()
+    files = run_step(run, convert_to_gguf, checkpoint=checkpoint, importance=importance, recipe=types, job=job)
     return files, importance
 
 

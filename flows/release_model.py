@@ -89,7 +89,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
         checkpoint=checkpoint,
         gguf=formats.gguf,
         optional=optional_engines(),
-        recipe=recipe,
+        recipe=recipe.parity_recipe(),
         resources=run.scale.serving.resources,
         job=job,
     )
@@ -215,8 +215,9 @@ def convert_and_quantize(
         return gguf, importance, evaluation
 
     def answer() -> Artifact[Reference]:
+        asked = recipe.reference_recipe()
         return run_step(
-            run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=recipe, resources=job, job=job
+            run, generate_reference, checkpoint=checkpoint, suite=prepared.suite, recipe=asked, resources=job, job=job
         )
 
     with Branches(run, are_side_by_side=releases_on_nodes(run)) as branches:

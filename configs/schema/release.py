@@ -46,6 +46,31 @@ class CalibrationRecipe(Frozen):
     calibration_rows: int = Field(gt=0)
 
 
+class ConversionRecipe(Frozen):
+    """What GGUF files depend on. Made by `ReleaseRecipe.conversion_recipe`."""
+
+    gguf_types: tuple[GgufType, ...]
+
+
+class ReferenceRecipe(Frozen):
+    """What our own answers depend on, with which engines are compared. Made by `ReleaseRecipe.reference_recipe`."""
+
+    smoke_prompts: tuple[str, ...]
+    smoke_prompt_tokens: int
+    smoke_new_tokens: int
+    smoke_min_margin: float
+    parity_prompts: int
+
+
+class ParityRecipe(Frozen):
+    """What the comparison of engines depends on. Made by `ReleaseRecipe.parity_recipe`."""
+
+    parity_prompts: int
+    parity_calls: int
+    max_parity_log_probability: float
+    max_served_log_probability: float
+
+
 class QuantizationRecipe(Frozen):
     quantized_format: QuantizedFormat
     calibration_rows: int = Field(ge=0)
@@ -139,6 +164,29 @@ class ReleaseRecipe(Frozen):
     def calibration_recipe(self) -> CalibrationRecipe:
         """What the importance matrix of the GGUF files depends on."""
         return CalibrationRecipe(calibration_rows=self.calibration_rows)
+
+    def conversion_recipe(self) -> ConversionRecipe:
+        """What the GGUF files depend on."""
+        return ConversionRecipe(gguf_types=self.gguf_types)
+
+    def reference_recipe(self) -> ReferenceRecipe:
+        """What our own answers depend on."""
+        return ReferenceRecipe(
+            smoke_prompts=self.smoke_prompts,
+            smoke_prompt_tokens=self.smoke_prompt_tokens,
+            smoke_new_tokens=self.smoke_new_tokens,
+            smoke_min_margin=self.smoke_min_margin,
+            parity_prompts=self.parity_prompts,
+        )
+
+    def parity_recipe(self) -> ParityRecipe:
+        """What the comparison of engines depends on."""
+        return ParityRecipe(
+            parity_prompts=self.parity_prompts,
+            parity_calls=self.parity_calls,
+            max_parity_log_probability=self.max_parity_log_probability,
+            max_served_log_probability=self.max_served_log_probability,
+        )
 
     def contamination_bound(self) -> ContaminationBound:
         """What the decision on contamination depends on."""

@@ -26,7 +26,7 @@ from tasks.release.served_scoring import FILLER
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from configs.schema import ReleaseRecipe, ServingResources
+    from configs.schema import ParityRecipe, ServingResources
     from tasks.release.convert_to_gguf import GgufFiles
     from tasks.release.generate_reference import Reference
     from tasks.training.policy.rollout_connection import TokenScore
@@ -91,7 +91,7 @@ def check_parity(
     checkpoint: Artifact[TrainedCheckpoint],
     gguf: Artifact[GgufFiles],
     optional: OptionalEngines,
-    recipe: ReleaseRecipe,
+    recipe: ParityRecipe,
     resources: ServingResources,
     output: Output,
 ) -> ParityReport:
@@ -178,7 +178,7 @@ def _answers(reference: Artifact[Reference], num_prompts: int) -> list[Reference
     return [answer for answer in answers if answer.num_clear][:num_prompts]
 
 
-def _too_few(answers: Sequence[ReferenceAnswer], recipe: ReleaseRecipe) -> tuple[str, ...]:
+def _too_few(answers: Sequence[ReferenceAnswer], recipe: ParityRecipe) -> tuple[str, ...]:
     if len(answers) >= recipe.parity_prompts:
         return ()
     return (

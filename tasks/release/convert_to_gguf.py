@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from infra.step import Artifact, Output, Progress, Record, step
 
 if TYPE_CHECKING:
-    from configs.schema import GgufType, ReleaseRecipe
+    from configs.schema import ConversionRecipe, GgufType
     from tasks.release.measure_importance import ImportanceMatrix
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
@@ -37,7 +37,7 @@ class GgufFiles(Record):
 def convert_to_gguf(
     *,
     checkpoint: Artifact[TrainedCheckpoint],
-    recipe: ReleaseRecipe,
+    recipe: ConversionRecipe,
     output: Output,
     importance: Artifact[ImportanceMatrix] | None = None,
 ) -> GgufFiles:

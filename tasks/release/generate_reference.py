@@ -30,7 +30,7 @@ from tasks.release.token_bytes import token_bytes
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from configs.schema import JobResources, ReleaseRecipe
+    from configs.schema import JobResources, ReferenceRecipe
     from model.generation.generation import InProcessEngine, Sampling
     from tasks.evaluation.select_evaluation_items import EvaluationSuite
     from tasks.training.state.trained_checkpoint import TrainedCheckpoint
@@ -82,7 +82,7 @@ def generate_reference(
     *,
     checkpoint: Artifact[TrainedCheckpoint],
     suite: Artifact[EvaluationSuite],
-    recipe: ReleaseRecipe,
+    recipe: ReferenceRecipe,
     resources: JobResources,
     output: Output,
 ) -> Reference:

@@ -181,10 +181,11 @@ def test_evaluation_conversion_and_reference_as_jobs_by_ssh_equal_those_of_this_
     model, suite, shown = checkpoint(store, "trained"), evaluation_suite(store), []
     with nodes("ssh", tmp_path / "ssh") as (_, job):
         resources = EvaluationResources(**job.model_dump(), batch_sequences=4, rollout_server="")
+        asked = RELEASE.reference_recipe()
         calls = [
             (evaluate_checkpoint, {"checkpoint": model, "suite": suite, "recipe": RECIPE, "resources": resources}),
-            (convert_to_gguf, {"checkpoint": model, "recipe": RELEASE}),
-            (generate_reference, {"checkpoint": model, "suite": suite, "recipe": RELEASE, "resources": job}),
+            (convert_to_gguf, {"checkpoint": model, "recipe": RELEASE.conversion_recipe()}),
+            (generate_reference, {"checkpoint": model, "suite": suite, "recipe": asked, "resources": job}),
         ]
         for computed, given in calls:
             as_job = compute(store, computed, job, lambda part, progress: shown.append(progress.unit), **given)
@@ -193,7 +194,7 @@ def test_evaluation_conversion_and_reference_as_jobs_by_ssh_equal_those_of_this_
             assert "node1" in as_job.path("job/ssh.json").read_text() and not here.manifest.evidence
     assert "tokens" in shown, "progress of the job is that of the stage"
     on_gpu = HERE.model_copy(update={"device": "cuda"})
-    given = {"checkpoint": model, "suite": suite, "recipe": RELEASE.model_copy(update={"smoke_new_tokens": 1})}
+    given = {"checkpoint": model, "suite": suite, "recipe": asked.model_copy(update={"smoke_new_tokens": 1})}
     if not torch.cuda.is_available():
         with pytest.raises(JobFailedError, match=r"no CUDA device on .*: set device to cpu, or launcher to one that"):
             compute(store, generate_reference, on_gpu, resources=on_gpu, **given)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from configs.load import load_scale
+from configs.schema import ConversionRecipe
 from flows.cli.command import app
 from infra.registry.experiment_tracking import connect, ensure_run
 from infra.registry.model_registry import GGUF_TAG, ensure_registered, model_name
@@ -62,7 +62,7 @@ def commanded(mlflow_server, tmp_path_factory):
     path.write_text(yaml.safe_dump({**tree, "scale": "commanded"}))
     home, client = mlflow_server.home, connect(mlflow_server.uri)
     store = open_store(None, home)
-    recipe = load_scale(str(path)).release.recipe.model_copy(update={"gguf_types": ("F32",)})
+    recipe = ConversionRecipe(gguf_types=("F32",))
     weights = commit(store, train_phase)
     gguf = commit(store, convert_to_gguf, checkpoint=weights, recipe=recipe)
     run_id = ensure_run(client, "glm46-commanded", "toy", weights.key, None, {})

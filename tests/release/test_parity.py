@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from configs.schema import ConversionRecipe
 from infra.home import Home
 from infra.storage.open_store import open_store
 from model.formats.gguf_checkpoint import write_gguf
@@ -32,11 +33,11 @@ def given(tmp_path_factory):
     """What the step reads of an intact release."""
     store = open_store(None, Home(tmp_path_factory.mktemp("parity")))
     trained = checkpoint(store, "trained")
-    asked = {"suite": evaluation_suite(store), "recipe": PARITY, "resources": RELEASE_RESOURCES}
+    asked = {"suite": evaluation_suite(store), "recipe": PARITY.reference_recipe(), "resources": RELEASE_RESOURCES}
     return {
         "reference": commit(store, generate_reference, checkpoint=trained, **asked),
         "checkpoint": trained,
-        "gguf": commit(store, convert_to_gguf, checkpoint=trained, recipe=RECIPE),
+        "gguf": commit(store, convert_to_gguf, checkpoint=trained, recipe=RECIPE.conversion_recipe()),
         "optional": OptionalEngines(vllm=""),
     }
 
@@ -50,7 +51,8 @@ def vllm_on_path(tmp_path, monkeypatch):
 
 
 def checked(given, directory, **changed):
-    return check_parity(**{**given, "recipe": PARITY, "resources": SERVING, **changed}, output=local_output(directory))
+    asked = {"recipe": PARITY.parity_recipe(), "resources": SERVING}
+    return check_parity(**{**given, **asked, **changed}, output=local_output(directory))
 
 
 def test_every_engine_computes_the_model_that_was_trained(given, tmp_path):
@@ -75,7 +77,7 @@ def test_a_call_that_drafts_change_is_refused_by_number(given, tmp_path, monkeyp
         return MadeCalls([MadeCall("add", json.dumps({"first": first}), 9) for first in said], 0)
 
     monkeypatch.setattr(parity, "calls_of_file", calls_of_file)
-    refused = checked(given, tmp_path, recipe=PARITY.model_copy(update={"parity_calls": 9}))
+    refused = checked(given, tmp_path, recipe=PARITY.parity_recipe().model_copy(update={"parity_calls": 9}))
     assert not refused.accepted and len(refused.refusals) == 4
     first, *_, rest = refused.refusals
     assert first == (
@@ -90,13 +92,13 @@ def test_a_call_that_drafts_change_is_refused_by_number(given, tmp_path, monkeyp
 def test_a_served_file_of_16_bits_has_a_bound_of_its_own(given, tmp_path):
     """llama.cpp rounds activations to the type of the file; the others compute in float32 as before."""
     store = open_store(None, Home(tmp_path / "home"))
-    recipe = RECIPE.model_copy(update={"gguf_types": ("Q8_0", "BF16")})
+    recipe = ConversionRecipe(gguf_types=("Q8_0", "BF16"))
     narrow = {"gguf": commit(store, convert_to_gguf, checkpoint=given["checkpoint"], recipe=recipe)}
     refused = checked(given, tmp_path, **narrow)
     assert {each.removeprefix("parity: ").split()[0] for each in refused.refusals} == {"llama.cpp"}
     served = refused.engines["llama.cpp"].max_log_probability_difference
     assert refused.engines["transformers"].max_log_probability_difference < 1e-4 < 1e-3 < served
-    wider = PARITY.model_copy(update={"max_served_log_probability": 2 * served})
+    wider = PARITY.parity_recipe().model_copy(update={"max_served_log_probability": 2 * served})
     (tmp_path / "wider").mkdir()
     accepted = checked(given, tmp_path / "wider", recipe=wider, **narrow)
     assert [reason for reason in accepted.refusals if "log-probability" in reason] == []

@@ -83,7 +83,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gguf(store):
-    return commit(store, convert_to_gguf, checkpoint=checkpoint(store, "trained"), recipe=RECIPE)
+    return commit(store, convert_to_gguf, checkpoint=checkpoint(store, "trained"), recipe=RECIPE.conversion_recipe())
 
 
 @pytest.fixture(scope="module")
@@ -249,13 +249,20 @@ def answers_of(reference) -> list[ReferenceAnswer]:
     return [ReferenceAnswer.model_validate(entry) for entry in json.loads(reference.path("reference.json").read_text())]
 
 
+def test_what_is_made_and_compared_is_kept_where_a_bound_of_the_decisions_is_edited():
+    bounds = {"max_quantization_bits_per_byte": 0.5, "max_4_bit_bits_per_byte": 0.5, "min_routing_agreement": {}}
+    edited = RECIPE.model_copy(update=bounds | {"max_contaminated_share": 0.5, "max_idle_expert_share": 0.5})
+    for name in ("conversion_recipe", "reference_recipe", "parity_recipe", "calibration_recipe"):
+        assert getattr(edited, name)() == getattr(RECIPE, name)()
+
+
 def reference_of(store, name="trained", recipe=RECIPE):
     return commit(
         store,
         generate_reference,
         checkpoint=checkpoint(store, name),
         suite=evaluation_suite(store),
-        recipe=recipe,
+        recipe=recipe.reference_recipe(),
         resources=RELEASE_RESOURCES,
     )
 
@@ -333,7 +340,8 @@ def test_a_conversation_is_asked_of_models_that_know_any(store, served, tmp_path
     base = replace(artifact, record=artifact.record.model_copy(update={"is_chat_trained": False}))
     output = local_output(tmp_path)
     suite = evaluation_suite(store)
-    generate_reference(checkpoint=base, suite=suite, recipe=RECIPE, resources=RELEASE_RESOURCES, output=output)
+    given = {"recipe": RECIPE.reference_recipe(), "resources": RELEASE_RESOURCES}
+    generate_reference(checkpoint=base, suite=suite, **given, output=output)
     assert not [entry for entry in json.loads((tmp_path / "reference.json").read_text()) if entry["is_chat"]]
 
 
@@ -447,7 +455,10 @@ def test_smoke_test_refuses_another_model(store, guarded):
 
 def test_equal_weights_give_equal_files(store, gguf, tmp_path):
     again = commit(
-        open_store(None, Home(tmp_path)), convert_to_gguf, checkpoint=checkpoint(store, "trained"), recipe=RECIPE
+        open_store(None, Home(tmp_path)),
+        convert_to_gguf,
+        checkpoint=checkpoint(store, "trained"),
+        recipe=RECIPE.conversion_recipe(),
     )
     assert again.digest == gguf.digest
     assert gguf.record.num_bytes["Q8_0"] < gguf.record.num_bytes["F32"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import pytest
 import yaml
 
-from configs.load import load_scale
+from configs.schema import ConversionRecipe
 from flows.cli.serving.asked_server import Options, ask
 from flows.cli.serving.serve_asked import next_version
 from infra.home import Home
@@ -51,7 +51,7 @@ def followed(mlflow_server, tmp_path_factory):
     path.write_text(yaml.safe_dump({**tree, "scale": "followed"}))
     home, client = mlflow_server.home, connect(mlflow_server.uri)
     store = open_store(None, home)
-    recipe = load_scale(str(path)).release.recipe.model_copy(update={"gguf_types": ("F32",)})
+    recipe = ConversionRecipe(gguf_types=("F32",))
     for name in ("random", "trained"):
         weights = checkpoint(store, name)
         gguf = commit(store, convert_to_gguf, checkpoint=weights, recipe=recipe)

@@ -198,7 +198,7 @@ def write_toy_report(
 ) -> Artifact[Report]:
     """Of a run that was released; a person may have answered."""
     last = phases.last
-    gguf = commit(store, convert_to_gguf, checkpoint=last.checkpoint, recipe=RELEASE)
+    gguf = commit(store, convert_to_gguf, checkpoint=last.checkpoint, recipe=RELEASE.conversion_recipe())
     given = {"checkpoint": last.checkpoint, "suite": data.suite, "evaluation": last.evaluation, "resources": SERVING}
     scored = commit(store, evaluate_gguf, gguf=gguf, recipe=RELEASE.format_recipe(RECIPE), **given)
     released = commit(

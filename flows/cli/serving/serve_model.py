@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.schema import ReleaseRecipe, Scale, served_gguf_type
+from configs.schema import ConversionRecipe, ReleaseRecipe, Scale, served_gguf_type
 from flows.running.computation import Computation
 from infra.home import Home
 from infra.registry.model_registry import (
@@ -112,7 +112,7 @@ def _gguf_files(store: Store, version: RegisteredVersion, recipe: ReleaseRecipe)
     def report(part: str, progress: Progress) -> None:
         print(f"converting version {version.version} to GGUF: {progress.message}", file=sys.stderr)
 
-    served = recipe.model_copy(update={"gguf_types": (served_gguf_type(recipe.gguf_types),)})
+    served = ConversionRecipe(gguf_types=(served_gguf_type(recipe.gguf_types),))
     gguf, _ = Computation(convert_to_gguf, {"checkpoint": checkpoint}, served).find_or_run(store, report, print)
     return gguf
 
