@@ -67,7 +67,7 @@ SOLUTION = re.compile(r"<\|(?:begin|end)_of_solution\|>")
 """Marks of OpenThoughts and Bespoke-Stratos, which their systems explain."""
 SPEAKER = re.compile(r"(?:^|\n)(Human|Assistant):")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
-"""Of the conversations that BELLE writes into one instruction."""
+"""Of conversations that are written into one text, as BELLE does into an instruction."""
 EXCHANGES = (("input", "output"), ("human", "assistant"))
 """Fields of a turn with its answer."""
 DISPLAY_TURN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)

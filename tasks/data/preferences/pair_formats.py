@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.data.chats.chat_formats import conversations_of, role_of
+from tasks.data.chats.chat_formats import SPEAKERS, conversations_of, role_of
 from tasks.data.chats.chat_tools import MalformedChatError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 TRANSCRIPT_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
-TRANSCRIPT_ROLES = {"Human": "user", "Assistant": "assistant"}
 NO_PREFERENCE = "no_preference"
 """Reason of a comparison that ended in a tie."""
 
@@ -132,7 +131,7 @@ def _transcript(text: str) -> list[Record]:
     if len(parts) < 3 or parts[0].strip():
         raise MalformedChatError("no_shared_prompt", f"an answer without a prompt: {text[:60]!r}")
     return [
-        {"role": TRANSCRIPT_ROLES[speaker], "content": said.strip()}
+        {"role": SPEAKERS[speaker], "content": said.strip()}
         for speaker, said in zip(parts[1::2], parts[2::2], strict=True)
     ]
 
