@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from prefect import flow, get_run_logger
+from prefect import State, flow, get_run_logger
 
 from configs.load import load_scale
 from flows.assess_suite import find_suite_files, with_suite_files
@@ -68,7 +68,7 @@ def full_pipeline(
     from_stage: StageName | None = None,
     start: str | None = None,
     until: StageName | None = None,
-) -> RunOutcome:
+) -> RunOutcome | State[RunOutcome]:
     """Run a scale from raw documents to the alias `champion`.
 
     Args:
@@ -116,8 +116,8 @@ def full_pipeline(
         run.log.say("another version became champion during the comparison: this release is compared with that one")
         released, outcome = _conclude(run, prepared, window, history, started)
     finish_pipeline(run, outcome)
-    tell_refusal(outcome.reasons)
-    return outcome.model_copy(update={"stages": run.log.results})
+    outcome = outcome.model_copy(update={"stages": run.log.results})
+    return tell_refusal(outcome) if outcome.reasons else outcome
 
 
 def _train(run: Run, prepared: PreparedData, window: StageWindow, start: str | None) -> PhaseHistory:

@@ -17,6 +17,7 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.states import Crashed
 
+from flows.show.report_failure import REFUSED
 from infra.servers.servers import HEARTBEAT_SECONDS
 
 SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS + 10
@@ -25,8 +26,12 @@ AUTOMATION = "glm46: crash flow runs that fell silent"
 HEARTBEAT = "prefect.flow-run.heartbeat"
 ENDED = {
     f"prefect.flow-run.{state}"
-    for state in ("Completed", "Failed", "Cancelled", "Crashed", "Paused", "Suspended", "AwaitingRetry")
+    for state in (
+        *("Completed", REFUSED, "Failed", "TimedOut", "Cancelled", "Crashed"),
+        *("Paused", "Suspended", "AwaitingRetry"),
+    )
 }
+"""Events are named after a state's name, not its type."""
 
 
 def ensure_silence_automation() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,12 @@ from prefect import Flow, State, get_run_logger
 from prefect.client.schemas.objects import FlowRun
 from prefect.logging import get_logger
 from prefect.runtime import flow_run as this_flow_run
+from prefect.states import Completed
 
+from flows.show.outcome import RunOutcome
 from infra.monitoring.failure_webhook import post_failure
 
+REFUSED = "Refused"
 MAX_REASON_CHARS = 1000
 
 
@@ -26,13 +28,13 @@ def tell_failure(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> 
     )
 
 
-def tell_refusal(reasons: Sequence[str]) -> None:
-    """Of the flow run that calls this: it ends Completed, with what its gates refused."""
-    if reasons:
-        values = failure(
-            "Refused", str(this_flow_run.name), str(this_flow_run.id), this_flow_run.parameters, "; ".join(reasons)
-        )
-        post_failure(values, get_run_logger().warning)
+def tell_refusal(outcome: RunOutcome) -> State[RunOutcome]:
+    """Of the flow run that calls this, whose gates refused something: the state it ends in. Every step of it was
+    completed, so the type is Completed; pages and lists of runs show the name."""
+    reason = "; ".join(outcome.reasons)
+    values = failure(REFUSED, str(this_flow_run.name), str(this_flow_run.id), this_flow_run.parameters, reason)
+    post_failure(values, get_run_logger().warning)
+    return Completed(name=REFUSED, message=reason[:MAX_REASON_CHARS], data=outcome)
 
 
 def failure(state: str, name: str, flow_run_id: str, parameters: dict[str, Any], reason: str) -> dict[str, str]:

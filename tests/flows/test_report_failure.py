@@ -4,11 +4,14 @@ address."""
 from __future__ import annotations
 
 import pytest
-from prefect import flow
+from prefect import State, flow
+from prefect.client.schemas.objects import StateType
 from prefect.testing.utilities import prefect_test_harness
 
+from flows.cli.silent_runs import ENDED
 from flows.full_pipeline import full_pipeline
 from flows.nightly import nightly
+from flows.show.outcome import RunOutcome
 from flows.show.report_failure import tell_failure, tell_refusal
 from infra.monitoring.failure_webhook import WEBHOOK_URL, post_failure
 from tests.support.received_posts import receiving_posts
@@ -30,22 +33,37 @@ def prefect_server():
 
 
 def test_failed_and_crashed_runs_and_refusals_are_posted_once(webhook, prefect_server):
+    outcome = RunOutcome(
+        promoted=False,
+        model="glm46-tiny",
+        alias="",
+        version="7",
+        seconds=1.5,
+        digest="",
+        report="",
+        stages=[],
+        reasons=["pass@1 is too low", "toxic"],
+    )
+
     @flow(on_failure=[tell_failure], on_crashed=[tell_failure])
-    def toy(scale: str, ends: str) -> None:
+    def toy(scale: str, ends: str) -> RunOutcome | State[RunOutcome] | None:
         if ends == "failed":
             raise ValueError("disk: 0.1 GiB free")
         if ends == "crashed":
             raise KeyboardInterrupt
-        tell_refusal(["pass@1 is too low", "toxic"] if ends == "refused" else [])
+        return tell_refusal(outcome) if ends == "refused" else None
 
     with pytest.raises(ValueError):
         toy("mine/tiny.yaml", "failed")
     with pytest.raises(KeyboardInterrupt):
         toy("tiny", "crashed")
-    toy("tiny", "refused")
+    assert toy("tiny", "refused") == outcome
+    state = toy("tiny", "refused", return_state=True)
+    assert (state.type, state.name, state.message) == (StateType.COMPLETED, "Refused", "pass@1 is too low; toxic")
+    assert state.result() == outcome and f"prefect.flow-run.{state.name}" in ENDED
     toy("tiny", "well")
-    assert [path for path, _ in webhook] == [f"/{TOKEN}"] * 3
-    failed, crashed, refused = (values for _, values in webhook)
+    assert [path for path, _ in webhook] == [f"/{TOKEN}"] * 4
+    failed, crashed, refused, _ = (values for _, values in webhook)
     assert (failed["state"], failed["scale"]) == ("Failed", "tiny") and "disk: 0.1 GiB free" in failed["reason"]
     assert failed["text"].startswith(f"glm46 run {failed['flow_run']}: Failed. ") and len(failed["flow_run_id"]) == 36
     assert crashed["state"] == "Crashed"
