@@ -1,12 +1,13 @@
-"""Writes a checkpoint with quantized matrices, as vLLM, SGLang and transformers read it, and reads it back.
+"""Writes a checkpoint with quantized matrices, as vLLM, SGLang and transformers read it.
 
 The layout is that of compressed-tensors; llm-compressor quantizes. Attention, dense MLPs and all experts, routed and
 shared, are quantized; by FP8_EXPERTS only the experts. Embeddings, head, norms, biases, the router with its float32
 bias, and the MTP layer stay as they are: transformers does not know the MTP layer, so its tensors are copied into a
 file of their own.
 
-A checkpoint is loaded whole and in float32, 4 bytes per parameter: 436 GB of memory for GLM-4.5-Air, 1.4 TB for
-GLM-4.6. What is kept is written in the dtype that it had. Scales stay float32.
+FP8 reads no text and is written file by file, in the memory of one file. Formats of 4 bits load the checkpoint whole
+and in float32, 4 bytes per parameter: 436 GB of memory for GLM-4.5-Air, 1.4 TB for GLM-4.6. What is kept is written in
+the dtype that it had. Scales are float32.
 
 Every expert sees every calibration token, whatever the router chooses: an expert that few tokens reach would else be
 rounded blindly. AWQ scales the inputs of a matrix and divides the norm or matrix before it by the same numbers. The
@@ -15,15 +16,12 @@ norm before experts is left alone: the router reads it, too, and stays bit for b
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+import re
 import shutil
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
@@ -32,7 +30,8 @@ from torch import Tensor, nn
 
 from configs.schema import CALIBRATED_FORMATS
 from model.formats.expert_coverage import expert_coverage
-from model.formats.quantized_tensors import WEIGHTS, QuantizedTensors, account_for, open_tensors
+from model.formats.quantized_model import load_linear, mtp_prefix, named_routers, quiet_libraries
+from model.formats.quantized_tensors import WEIGHTS, QuantizedTensors, account_for, open_tensors, quantized_matrices
 from model.formats.weight_files import INDEX_FILE
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ token or group as they come; or 4-bit integers in groups of 128 inputs, symmetri
 MTP_FILE = "model-mtp.safetensors"
 MAX_SHARD_BYTES = 4 << 30
 COPIED_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-ROUTER, HEAD = r"re:.*\.mlp\.gate$", "lm_head"
+ROUTER, HEAD, EMBEDDINGS = r"re:.*\.mlp\.gate$", "lm_head", "model.embed_tokens"
 BESIDE_EXPERTS = (r"re:.*\.self_attn\..*", r"re:.*\.mlp\.(gate|up|down)_proj$")
 """Attention and dense MLPs: what they round changes the input of every router after them."""
 
@@ -62,46 +61,18 @@ def write_quantized(
     rows: Sequence[Sequence[int]],
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> QuantizedTensors:
-    """`rows` are token ids to calibrate with, none for formats that do not. Raises ValueError where a tensor of the
-    checkpoint is missing in the result, another matrix is quantized than the format says, or another tensor changed."""
+    """`rows` are token ids to calibrate with, none for formats that do not. `max_shard_bytes` bounds the files of
+    formats of 4 bits; others have the checkpoint's. Raises ValueError where a tensor of the checkpoint is missing in
+    the result, another matrix is quantized than the format says, or another tensor changed."""
     config = json.loads((checkpoint_dir / "config.json").read_text(encoding="utf-8"))
     quantized_dir.mkdir(parents=True, exist_ok=True)
-    scheme = SCHEMES[quantized_format]
-    with _quiet():
-        from llmcompressor.entrypoints.oneshot import oneshot
-        from llmcompressor.modifiers.gptq import GPTQModifier
-        from llmcompressor.modifiers.quantization import QuantizationModifier
-        from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
-
-        model = _load_linear(checkpoint_dir)
-        coverage = expert_coverage(_routed_tokens(model, rows) if quantized_format in CALIBRATED_FORMATS else {})
-        seen = _count_expert_tokens(model)
-        kept = [HEAD, ROUTER, *(BESIDE_EXPERTS if quantized_format == "FP8_EXPERTS" else ())]
-        quantize = QuantizationModifier(targets="Linear", scheme=scheme, ignore=kept)
-        if quantized_format == "GPTQ_W4A16":
-            recipe: Any = GPTQModifier(targets="Linear", scheme=scheme, ignore=kept)
-        elif quantized_format == "AWQ_W4A16":
-            names = _awq_names(config)
-            mappings = [AWQMapping(smooth, balance) for smooth, balance in names]
-            recipe = [AWQModifier(mappings=mappings, duo_scaling=False), quantize]
-        else:
-            recipe = quantize
-        calibration: dict[str, Any] = {}
-        if quantized_format in CALIBRATED_FORMATS:
-            longest = max(map(len, rows))
-            calibration = {
-                "dataset": _dataset(rows),
-                "num_calibration_samples": len(rows),
-                "max_seq_length": longest,
-                "shuffle_calibration_samples": False,
-            }
-        oneshot(model=model, recipe=recipe, **calibration)
-        num_tokens = sum(map(len, rows)) if calibration else 0
-        if idle := [name for name, count in seen.items() if count < num_tokens]:
-            raise ValueError(
-                f"{quantized_format}: {len(idle)} experts saw fewer than {num_tokens} calibration tokens, first "
-                f"{idle[0]}: report the version of llmcompressor"
-            )
+    if quantized_format not in CALIBRATED_FORMATS:
+        _quantize_files(checkpoint_dir, quantized_dir, quantized_format, config)
+        return account_for(checkpoint_dir, quantized_dir, quantized_format, 0, expert_coverage({}))
+    with quiet_libraries():
+        model = load_linear(checkpoint_dir)
+        coverage = expert_coverage(_routed_tokens(model, rows))
+        _calibrate(model, quantized_format, config, rows)
         _restore_dtypes(model, checkpoint_dir)
         model.save_pretrained(quantized_dir, save_compressed=True, max_shard_size=max_shard_bytes)
     (quantized_dir / "recipe.yaml").unlink(missing_ok=True)
@@ -111,76 +82,82 @@ def write_quantized(
         if (checkpoint_dir / name).exists():
             shutil.copyfile(checkpoint_dir / name, quantized_dir / name)
     _write_mtp(checkpoint_dir, quantized_dir, config)
-    return account_for(checkpoint_dir, quantized_dir, quantized_format, num_tokens, coverage)
+    return account_for(checkpoint_dir, quantized_dir, quantized_format, sum(map(len, rows)), coverage)
 
 
-def is_quantized(checkpoint_dir: Path) -> bool:
-    """Whether config.json says that weights are quantized."""
-    try:
-        config = json.loads((checkpoint_dir / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(config.get("quantization_config"))
+def _quantize_files(
+    checkpoint_dir: Path, quantized_dir: Path, quantized_format: QuantizedFormat, config: dict[str, Any]
+) -> None:
+    """Each file of the checkpoint becomes one of the same name; no model is made."""
+    kept = [HEAD, ROUTER, EMBEDDINGS, _mtp_pattern(config)]
+    kept += BESIDE_EXPERTS if quantized_format == "FP8_EXPERTS" else ()
+    with quiet_libraries():
+        from llmcompressor.entrypoints.model_free import model_free_ptq
+
+        model_free_ptq(
+            checkpoint_dir,
+            quantized_dir,
+            scheme=SCHEMES[quantized_format],
+            ignore=kept,
+            device="cpu",
+            converter=_InFloat32(quantized_matrices(config, quantized_format)),
+        )
 
 
-def load_quantized(quantized_dir: Path) -> nn.Module:
-    """The model as its engine computes it: weights of the file's precision, activations rounded where the format rounds
-    them. Raises ValueError where a tensor is missing or unknown."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+class _InFloat32:
+    """A converter of compressed-tensors, before its own: a scale has the dtype of its matrix."""
 
-    config = AutoConfig.from_pretrained(quantized_dir)
-    values = vars(config).pop("quantization_config")
-    values.pop("quant_method")
-    with _quiet():
-        from compressed_tensors.compressors import ModelCompressor
-        from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
-        from llmcompressor.modeling.moe.linearize import linearize_moe
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = names
 
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        linearize_moe(model)
-        settings = QuantizationConfig.model_validate(values)
-        apply_quantization_config(model, settings)
-        compressor = ModelCompressor(quantization_config=settings)
-        compressor.compress_model(model)
-        with open_tensors(quantized_dir) as files:
-            named = {name: file.get_tensor(name) for name, file in files.items() if not _is_mtp(name, config)}
-        found = model.load_state_dict(named, strict=False)
-        if found.missing_keys or found.unexpected_keys:
-            raise ValueError(
-                f"{quantized_dir}: {len(found.missing_keys)} tensors are missing, {len(found.unexpected_keys)} are "
-                f"unknown, first {[*found.missing_keys, *found.unexpected_keys][:3]}: quantize the checkpoint again"
-            )
-        compressor.decompress_model(model)
-    return model.eval()
+    def process(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.float() if name in self.names else tensor for name, tensor in tensors.items()}
+
+    validate = process
+
+    def update_config(self, config: Any) -> Any:
+        return config
+
+    def update_model_config(self, model_config: dict[str, Any]) -> dict[str, Any]:
+        return model_config
+
+    def get_dependencies(self, weight_name: str) -> set[str]:
+        return set()
 
 
-def load_original(checkpoint_dir: Path) -> nn.Module:
-    """The unquantized model, computed by the same code as load_quantized's."""
-    with _quiet():
-        return _load_linear(checkpoint_dir).eval()
+def _calibrate(
+    model: Any, quantized_format: QuantizedFormat, config: dict[str, Any], rows: Sequence[Sequence[int]]
+) -> None:
+    """Quantize in place. Raises ValueError where an expert did not see all tokens."""
+    from llmcompressor.entrypoints.oneshot import oneshot
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
+
+    matrices: dict[str, Any] = {"targets": "Linear", "scheme": SCHEMES[quantized_format], "ignore": [HEAD, ROUTER]}
+    if quantized_format == "GPTQ_W4A16":
+        recipe: Any = GPTQModifier(**matrices)
+    else:
+        mappings = [AWQMapping(smooth, balance) for smooth, balance in _awq_names(config)]
+        recipe = [AWQModifier(mappings=mappings, duo_scaling=False), QuantizationModifier(**matrices)]
+    seen, num_tokens = _count_expert_tokens(model), sum(map(len, rows))
+    oneshot(
+        model=model,
+        recipe=recipe,
+        dataset=_dataset(rows),
+        num_calibration_samples=len(rows),
+        max_seq_length=max(map(len, rows)),
+        shuffle_calibration_samples=False,
+    )
+    if idle := [name for name, count in seen.items() if count < num_tokens]:
+        raise ValueError(
+            f"{quantized_format}: {len(idle)} experts saw fewer than {num_tokens} calibration tokens, first "
+            f"{idle[0]}: report the version of llmcompressor"
+        )
 
 
-def routers_of(model: nn.Module) -> list[nn.Module]:
-    """The routers of the trunk, from the first layer to the last."""
-    return [module for _, module in _named_routers(model)]
-
-
-def _named_routers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [(name, module) for name, module in model.named_modules() if name.endswith(".mlp.gate")]
-
-
-def _load_linear(checkpoint_dir: Path) -> Any:
-    """The checkpoint in transformers' architecture, with a Linear for every matrix of every expert."""
-    from llmcompressor.modeling.moe.linearize import linearize_moe
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(checkpoint_dir, dtype=torch.float32)
-    linearize_moe(model)
-    return model
-
-
-def _is_mtp(name: str, config: Any) -> bool:
-    return name.startswith(f"model.layers.{config.num_hidden_layers}.")
+def _mtp_pattern(config: dict[str, Any]) -> str:
+    return f"re:{re.escape(mtp_prefix(config))}.*"
 
 
 def _restore_dtypes(model: nn.Module, checkpoint_dir: Path) -> None:
@@ -216,7 +193,7 @@ def _routed_tokens(model: nn.Module, rows: Sequence[Sequence[int]]) -> dict[int,
 
         return hook
 
-    routers = {int(name.split(".")[-3]): module for name, module in _named_routers(model)}
+    routers = {int(name.split(".")[-3]): module for name, module in named_routers(model)}
     handles = [
         router.register_forward_hook(count(layer, router.get_parameter("weight").shape[0]))
         for layer, router in routers.items()
@@ -256,7 +233,7 @@ def _dataset(rows: Sequence[Sequence[int]]) -> Any:
 
 def _write_mtp(checkpoint_dir: Path, quantized_dir: Path, config: dict[str, Any]) -> None:
     """Copy the tensors of the MTP layer, and name all tensors in an index."""
-    prefix = f"model.layers.{config['num_hidden_layers']}."
+    prefix = mtp_prefix(config)
     with open_tensors(checkpoint_dir) as files:
         tensors = {name: file.get_tensor(name) for name, file in files.items() if name.startswith(prefix)}
     if not tensors:
@@ -270,35 +247,5 @@ def _write_mtp(checkpoint_dir: Path, quantized_dir: Path, config: dict[str, Any]
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(placed.items()))}
     (quantized_dir / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
     settings = json.loads((quantized_dir / "config.json").read_text(encoding="utf-8"))
-    settings["quantization_config"]["ignore"].append(f"re:{prefix.replace('.', chr(92) + '.')}.*")
+    settings["quantization_config"]["ignore"].append(_mtp_pattern(config))
     (quantized_dir / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the bars and notes of the libraries; on a machine without an accelerator nothing is pinned for one."""
-    # Importing them writes to standard output already. Switched off altogether, llm-compressor lacks the level METRIC
-    # of its own measurements, and GPTQ fails.
-    os.environ |= {"LLM_COMPRESSOR_LOG_LEVEL": "CRITICAL", "COMPRESSED_TENSORS_LOG_DISABLED": "true"}
-    import tqdm
-    from llmcompressor.pipelines.cache import IntermediatesCache
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    original = tqdm.tqdm.__init__
-
-    def silent(self: Any, *arguments: Any, **settings: Any) -> None:
-        original(self, *arguments, **settings | {"disable": True})
-
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(patch.object(tqdm.tqdm, "__init__", silent))
-            stack.enter_context(warnings.catch_warnings(action="ignore"))
-            if not torch.accelerator.is_available():
-                stack.enter_context(patch.object(IntermediatesCache, "pin_memory", lambda *_: None))
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()

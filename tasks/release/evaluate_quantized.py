@@ -115,7 +115,7 @@ def evaluate_quantized(
 ) -> QuantizedEvaluation:
     """`benchmarks` is None where the scale has no suite. Raises ValueError for a quantized checkpoint that does not
     read back."""
-    from model.formats.quantized_checkpoint import load_original, load_quantized
+    from model.formats.quantized_model import load_original, load_quantized
     from model.formats.quantized_tensors import num_weight_bits
 
     tokenizer = load_tokenizer(checkpoint.path("hf/tokenizer.json"))
@@ -177,7 +177,7 @@ def _score(model: nn.Module, texts: Sequence[LeadingText], output: Output) -> Sc
     """Texts of similar length together, padded at the end, which no position before it sees."""
     import torch
 
-    from model.formats.quantized_checkpoint import routers_of
+    from model.formats.quantized_model import routers_of
 
     chosen: list[Tensor] = []
     hooks = [

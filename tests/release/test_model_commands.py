@@ -19,7 +19,7 @@ from infra.registry.model_registry import GGUF_TAG, ensure_registered, model_nam
 from infra.registry.promotion import look_up_rivals, promote
 from infra.step import Output, step
 from infra.storage.open_store import open_store
-from model.formats.quantized_checkpoint import load_original
+from model.formats.quantized_model import load_original
 from model.generation.sampling import Sampling
 from model.text.chat_template import encode, problem_prompt
 from tasks.evaluation.engine import end_token_ids, load_tokenizer

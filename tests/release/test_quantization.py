@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from model.formats.expert_coverage import ExpertCoverage
 from model.formats.hf_checkpoint import load_model
-from model.formats.quantized_checkpoint import is_quantized, load_original, load_quantized, write_quantized
+from model.formats.quantized_checkpoint import write_quantized
+from model.formats.quantized_model import is_quantized, load_original, load_quantized
 from model.generation.generation import InProcessEngine
 from model.generation.sampling import Sampling
 from tasks.release.routing import chosen_experts
@@ -213,10 +214,20 @@ def test_what_is_kept_keeps_its_dtype(name, bf16, tmp_path):
     assert 0 < float((found - wanted).norm() / wanted.norm()) < (0.4 if "W4" in name else 0.2)
 
 
-def test_weights_in_several_files_are_those_of_one(source, tmp_path):
-    one, many = tmp_path / "one", tmp_path / "many"
-    for directory, max_shard_bytes in ((one, 10**9), (many, 200_000)):
-        write_quantized(source, directory, "FP8_DYNAMIC", [], max_shard_bytes)
+@pytest.mark.parametrize("name", ["FP8_DYNAMIC", "GPTQ_W4A16"])
+def test_weights_in_several_files_are_those_of_one(name, source, tmp_path):
+    """FP8 has the files of the checkpoint, and another has files of its own size."""
+    one, many, parts = tmp_path / "one", tmp_path / "many", tmp_path / "parts"
+    save_checkpoint(
+        random_model(RECIPE, std=0.05),
+        parts,
+        eos_token_ids=[1],
+        pad_token_id=0,
+        dtype=torch.float32,
+        max_shard_bytes=200_000,
+    )
+    write_quantized(source, one, name, ROWS)
+    write_quantized(parts if name == "FP8_DYNAMIC" else source, many, name, ROWS, 200_000)
     assert len(list(many.glob("*.safetensors"))) > 3
     before, after = tensors_of(one), tensors_of(many)
     assert set(before) == set(after) and all(torch.equal(before[each].float(), after[each].float()) for each in before)
@@ -232,8 +243,12 @@ def test_weights_in_several_files_are_those_of_one(source, tmp_path):
     ("constant", "pattern", "message"),
     [
         ("HEAD", "no_head", "changed 1 tensors .*'lm_head.weight is quantized'"),
-        ("ROUTER", r"re:.*\.mlp\.experts\.1\..*", r"changed 3 tensors .*experts\.1\.\w+_proj\.weight is not quantized"),
-        ("ROUTER", r"re:.*o_proj$", r"changed 2 tensors .*o_proj\.weight is not quantized"),
+        (
+            "ROUTER",
+            r"re:.*\.mlp\.(gate$|experts\.1\..*)",
+            r"changed 3 tensors .*experts\.1\.\w+_proj\.weight is not quantized",
+        ),
+        ("ROUTER", r"re:.*(mlp\.gate|o_proj)$", r"changed 2 tensors .*o_proj\.weight is not quantized"),
     ],
 )
 def test_other_matrices_than_those_of_the_format_are_an_error(

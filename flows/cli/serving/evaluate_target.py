@@ -53,7 +53,7 @@ class Target:
     @property
     def is_quantized(self) -> bool:
         """Whether it is a checkpoint in the layout of compressed-tensors."""
-        from model.formats.quantized_checkpoint import is_quantized
+        from model.formats.quantized_model import is_quantized
 
         return self.checkpoint_dir is not None and is_quantized(self.checkpoint_dir)
 
@@ -150,7 +150,7 @@ def _quantized_model(target: Target, wanted: Wanted, report: Callable[[Progress]
     """Computed as a release measures its formats. Raises ValueError for another device than a CPU, and for a checkpoint
     that does not read back."""
     from model.formats.hf_checkpoint import CONFIG_FILE
-    from model.formats.quantized_checkpoint import load_quantized
+    from model.formats.quantized_model import load_quantized
     from tasks.evaluation.benchmarks.checkpoint_model import engine_model
     from tasks.release.transformers_engine import TransformersEngine
 

@@ -20,7 +20,8 @@ from configs.load import load_suite
 from flows.cli.command import app
 from infra.serving.model_client import ModelClient
 from model.formats.gguf_checkpoint import write_gguf
-from model.formats.quantized_checkpoint import load_original, write_quantized
+from model.formats.quantized_checkpoint import write_quantized
+from model.formats.quantized_model import load_original
 from model.generation.generation import Sampling
 from tasks.evaluation.benchmarks.run_suite import read_suite_items
 from tasks.evaluation.engine import end_token_ids, load_engine
@@ -124,7 +125,7 @@ def test_llama_cpp_answers_a_suite_as_our_engine_does(toy, own_items, tmp_path):
 
 def test_transformers_answers_a_suite_as_our_engine_does(toy, own_items, tmp_path, monkeypatch):
     """The engine of quantized checkpoints, with the weights of the unquantized one: so a difference is the format's."""
-    monkeypatch.setattr("model.formats.quantized_checkpoint.is_quantized", lambda directory: True)
+    monkeypatch.setattr("model.formats.quantized_model.is_quantized", lambda directory: True)
     monkeypatch.setattr("model.formats.quantized_checkpoint.load_quantized", load_original)
     code, errors, _ = evaluate(toy / "model", *options(toy, tmp_path / "same.json"))
     assert code == 0, errors
