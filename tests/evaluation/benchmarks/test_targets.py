@@ -126,7 +126,7 @@ def test_llama_cpp_answers_a_suite_as_our_engine_does(toy, own_items, tmp_path):
 def test_transformers_answers_a_suite_as_our_engine_does(toy, own_items, tmp_path, monkeypatch):
     """The engine of quantized checkpoints, with the weights of the unquantized one: so a difference is the format's."""
     monkeypatch.setattr("model.formats.quantized_model.is_quantized", lambda directory: True)
-    monkeypatch.setattr("model.formats.quantized_checkpoint.load_quantized", load_original)
+    monkeypatch.setattr("model.formats.quantized_model.load_quantized", load_original)
     code, errors, _ = evaluate(toy / "model", *options(toy, tmp_path / "same.json"))
     assert code == 0, errors
     assert json.loads((tmp_path / "same.json").read_text())["engine"] == "transformers"
