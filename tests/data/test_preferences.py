@@ -48,6 +48,7 @@ TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
         ({"system": "Be brief.", "chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, 2),
         ({"chosen": f"{TALK}Yes.", "rejected": f"{TALK}No."}, 3),
         ({"prompt": TALK, "chosen": " Yes.", "rejected": " No."}, 3),
+        ({"chosen": "[INST] Hi [/INST] Yes.", "rejected": "[INST] Hi [/INST] No."}, 1),
         ({"prompt": "Hi", "messages": [*ASKED, YES], "chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, 1),
         ({"prompt": "Hi", "chosen": [BRIEF, *ASKED, YES], "rejected": [BRIEF, *ASKED, NO]}, 2),
         ({"prompt": "Hi", "chosen": [*ASKED, NO, *ASKED, YES], "rejected": [*ASKED, NO, *ASKED, NO]}, 3),

@@ -1,9 +1,9 @@
 """Converts the formats of conversations in public files to one: messages as the chat template renders them.
 
 It reads `messages`, `conversation` or `history` (role, content), `conversations` (from, value), bare texts in turn
-(also `data`), `messages_display` (`user: ...` lines), `instruction` + `instances`, and a question and its answer with
-its reasoning (QUESTIONS, ANSWERS, REASONINGS), with what was said before as `history`. The functions are pure and
-work per record.
+(also `data`), `messages_display` (`user: ...` lines), `instruction` + `instances`, a whole conversation in one `text`
+(written_turns.py), and a question and its answer with its reasoning (QUESTIONS, ANSWERS, REASONINGS), with what was
+said before as `history`. The functions are pure and work per record.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from model.text.chat_template import Message
 from tasks.data.chats.chat_tools import MalformedChatError, Record, calls_of, from_json, take_written, tools_of
+from tasks.data.chats.written_turns import written_turns
 
 Conversation = tuple[list[Message], list[Record]]
 """(messages, tools)"""
@@ -36,6 +37,8 @@ ROLES = {
     "function": "tool",
     "observation": "tool",
     "function_response": "tool",
+    "function response": "tool",
+    "ipython": "tool",
     "tool_response": "tool",
 }
 """Roles by their names in lower case."""
@@ -49,6 +52,7 @@ REASONINGS = ("reasoning_content", "reasoning", "Complex_CoT")
 CONTEXTS = ("input", "context")
 """Fields of an instruction's input."""
 SYSTEMS = ("system", "system_prompt")
+WRITTEN = ("text", "chat")  # a whole conversation in one text
 PARTS = {
     "text": "text",
     "input_text": "text",
@@ -65,9 +69,6 @@ user."""
 THOUGHT = ("<|begin_of_thought|>", "<|end_of_thought|>")
 SOLUTION = re.compile(r"<\|(?:begin|end)_of_solution\|>")
 """Marks of OpenThoughts and Bespoke-Stratos, which their systems explain."""
-SPEAKER = re.compile(r"(?:^|\n)(Human|Assistant):")
-SPEAKERS = {"Human": "user", "Assistant": "assistant"}
-"""Of conversations that are written into one text, as BELLE does into an instruction."""
 EXCHANGES = (("input", "output"), ("human", "assistant"))
 """Fields of a turn with its answer."""
 DISPLAY_TURN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
@@ -84,6 +85,7 @@ def conversations_of(record: Record) -> list[Conversation]:
 
 def _message_lists(record: Record, *, is_calling: bool) -> list[list[Message]]:
     given = next((record[key] for key in SYSTEMS if isinstance(record.get(key), str | list) and record[key]), "")
+    given = given.removeprefix("SYSTEM:").strip() if isinstance(given, str) else given
     system = [_message(0, {"role": "system", "content": given})] if given else []
     for key in TURN_LISTS:
         turns = from_json(record.get(key))
@@ -104,6 +106,9 @@ def _message_lists(record: Record, *, is_calling: bool) -> list[list[Message]]:
         said = next((record[key] for key in ANSWERS if isinstance(record.get(key), str | list)), [])
         answered = [{"role": "assistant", "content": said}] if isinstance(said, str) else said
         return [[*system, *_messages([*asked, *answered])]]
+    written = next(filter(None, (written_turns(record.get(key)) for key in WRITTEN)), [])
+    if written and not any(isinstance(record.get(key), str) for key in QUESTIONS):
+        return [[*system, *_messages(written)]]
     return [[*system, *_asked_and_answered(record, is_calling=is_calling)]]
 
 
@@ -122,10 +127,9 @@ def _asked_and_answered(record: Record, *, is_calling: bool) -> list[Message]:
         called = _text_message("assistant", "")
         called["tool_calls"] = calls_of(1, record["answers"])
         return [_text_message("user", question.strip()), called]
-    if question.lstrip().startswith("Human:") and question.rstrip().endswith("Assistant:"):
-        said = SPEAKER.split(question.strip())[1:]
-        turns = zip(said[::2], [*said[1:-1:2], answer], strict=True)
-        return _messages([{"role": SPEAKERS[speaker], "content": text} for speaker, text in turns])
+    begun = written_turns(question)
+    if begun and role_of(begun[-1]) == "assistant" and not begun[-1]["content"]:
+        return _messages([*begun[:-1], {**begun[-1], "content": answer}])
     before = record.get("history") or []
     earlier = [turn for asked, said in before for turn in _exchange(asked, "", said)] if _is_pairs(before) else []
     return [*earlier, *_exchange(question, given, answer, reasoning)]

@@ -3,7 +3,8 @@
 In files for Hermes, Qwen and models like them a system says what tools there are (`<tools>`), an assistant's text holds
 its calls (`<tool_call>` around JSON) and a turn their results (`<tool_response>`). Trained as text that would teach
 another model's way to call, beside the one of the chat template. So they are taken out of the texts, and the words that
-explain that way with them. GLM's own written calls are read too. Nothing is taken where no tools are described.
+explain that way with them. GLM's own written calls are read too, and Glaive's (`<functioncall>`). Nothing is taken
+where no tools are described.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ EXPLAINED = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 """From the sentence that names the list of tools to the end of the line that shows how a call is written."""
-CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+OFFERED = re.compile(r"[^.\n]*access to the following functions\. Use them if required -\s*(\{.*\})\s*\Z", re.DOTALL)
+"""Glaive's list of tools, in JSON without a mark."""
+CALL = re.compile(r"<tool_call>(.*?)</tool_call>|<functioncall>(.*)", re.DOTALL)
+"""Of Hermes, Qwen and GLM, or of Glaive, which ends a turn."""
+QUOTED = re.compile(r"(\"arguments\":\s*)'(\{.*\})'(\s*\})", re.DOTALL)
+"""Glaive's arguments, which are JSON in single quotes."""
 RESULT = re.compile(r"\s*<tool_response>(.*?)</tool_response>\s*", re.DOTALL)
 NAME = re.compile(r"[\w.:/-]+")
 
@@ -100,21 +106,22 @@ def take_written(messages: list[Message], tools: list[Record]) -> tuple[list[Mes
     for number, message in enumerate(messages):
         if message["role"] == "assistant":
             taken.append(_with_calls(number, message))
-        elif message["role"] == "system" and DESCRIBED.search(message["content"]):
-            taken.append({**message, "content": EXPLAINED.sub("", message["content"]).strip()})
+        elif message["role"] == "system":
+            told = EXPLAINED if DESCRIBED.search(message["content"]) else OFFERED
+            taken.append({**message, "content": told.sub("", message["content"]).strip()})
         else:
             taken += _results(message)
     return taken, tools
 
 
 def _listed(system: Message) -> list[Any]:
-    texts = DESCRIBED.findall(system["content"])
+    texts = DESCRIBED.findall(system["content"]) or OFFERED.findall(system["content"])
     return [tool for text in texts for tool in _values(text, "broken_tools", "the list of tools")]
 
 
 def _with_calls(number: int, message: Message) -> Message:
     """An assistant's turn whose text may hold calls. Where fields hold some too, those count."""
-    bodies = CALL.findall(message["content"])
+    bodies = [marked or QUOTED.sub(r"\1\2\3", open_) for marked, open_ in CALL.findall(message["content"])]
     rest = CALL.sub("", message["content"])
     if "<tool_call>" in rest:
         raise MalformedChatError("broken_tool_call", f"turn {number}: <tool_call> without </tool_call>")
@@ -134,9 +141,10 @@ def _written_calls(number: int, body: str) -> list[ToolCall]:
 
 
 def _values(text: str, reason: str, where: str) -> list[Any]:
-    """The values of a text: of JSON or of a Python literal, the whole or one in each line."""
+    """The values of a text: of JSON or of a Python literal, the whole, one after the other or one in each line."""
     whole = _value(text.strip())
-    found = [_value(line.strip()) for line in text.strip().splitlines()] if whole is None else [whole]
+    found = [whole] if whole is not None else _values_in_turn(text.strip())
+    found = found or [_value(line.strip()) for line in text.strip().splitlines()]
     if None in found:
         raise MalformedChatError(reason, f"{where}: {reprlib.repr(text)} is neither JSON nor a Python literal")
     return [value for each in found for value in (each if isinstance(each, list) else [each])]
@@ -152,6 +160,19 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
+
+
+def _values_in_turn(text: str) -> list[Any]:
+    """The JSON values that a text consists of; none where it holds anything else."""
+    found, decoder = [], json.JSONDecoder()
+    while text:
+        try:
+            value, end = decoder.raw_decode(text)
+        except (ValueError, RecursionError):
+            return []
+        found.append(value)
+        text = text[end:].lstrip()
+    return found
 
 
 def _results(message: Message) -> list[Message]:

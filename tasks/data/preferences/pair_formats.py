@@ -9,18 +9,17 @@ record.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.data.chats.chat_formats import SPEAKERS, conversations_of, role_of
+from tasks.data.chats.chat_formats import conversations_of, role_of
 from tasks.data.chats.chat_tools import MalformedChatError
+from tasks.data.chats.written_turns import written_turns
 
 if TYPE_CHECKING:
     from model.text.chat_template import Message
 
 Record = dict[str, Any]
-TRANSCRIPT_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 NO_PREFERENCE = "no_preference"
 """Reason of a comparison that ended in a tie."""
 
@@ -117,8 +116,9 @@ def _asked(record: Record) -> list[Record]:
     """The turns of a record with `prompt` or `instruction` + `input`; none where it has neither."""
     for key in ("prompt", "instruction", "question", "input", "history"):
         if isinstance(record.get(key), str) and record[key].strip():
-            if record[key].strip().startswith("Human:") and record[key].rstrip().endswith("Assistant:"):
-                return _transcript(record[key].strip())[:-1]
+            begun = written_turns(record[key])
+            if begun and role_of(begun[-1]) == "assistant" and not begun[-1]["content"]:
+                return begun[:-1]
             given = record.get("input") if key == "instruction" else None
             parts = [record[key].strip(), given.strip() if isinstance(given, str) else ""]
             return [{"role": "user", "content": "\n\n".join(filter(None, parts))}]
@@ -126,14 +126,11 @@ def _asked(record: Record) -> list[Record]:
 
 
 def _transcript(text: str) -> list[Record]:
-    """The turns of a text with the speakers "Human:" and "Assistant:"."""
-    parts = TRANSCRIPT_TURN.split(text)
-    if len(parts) < 3 or parts[0].strip():
+    """The turns of a conversation that is one text."""
+    turns = written_turns(text)
+    if not turns:
         raise MalformedChatError("no_shared_prompt", f"an answer without a prompt: {text[:60]!r}")
-    return [
-        {"role": SPEAKERS[speaker], "content": said.strip()}
-        for speaker, said in zip(parts[1::2], parts[2::2], strict=True)
-    ]
+    return turns
 
 
 def _answers_in_text(turn: object) -> bool:

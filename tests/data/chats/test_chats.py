@@ -284,6 +284,46 @@ FORMATS = {
         {"instruction": "Human:q\nAssistant:a\nHuman:b\nAssistant:", "input": "", "output": "c"},
         [*ASKED, *plain(("user", "b"), ("assistant", "c"))],
     ),
+    "ChatML in a text": (
+        {
+            "text": "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n"
+            "<|im_start|>assistant\na<|im_end|>\n"
+        },
+        [*plain(("system", "s")), *ASKED],
+    ),
+    "Llama 3 in a text": (
+        {
+            "text": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nq<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\na<|eot_id|>"
+        },
+        ASKED,
+    ),
+    "Llama 2 in a text": (
+        {"text": "<s>[INST] <<SYS>>\ns\n<</SYS>>\n\nq [/INST] a </s><s>[INST] b [/INST] c </s>"},
+        [*plain(("system", "s")), *ASKED, *plain(("user", "b"), ("assistant", "c"))],
+    ),
+    "Gemma in a text": (
+        {"text": "<bos><start_of_turn>user\nq<end_of_turn>\n<start_of_turn>model\na<end_of_turn>\n"},
+        ASKED,
+    ),
+    "Zephyr in a text": ({"text": "<|system|>\n</s>\n<|user|>\nq</s>\n<|assistant|>\na</s>"}, ASKED),
+    "GLM in a text": (
+        {"text": "[gMASK]<sop><|user|>\nq<|assistant|>\n<think>r</think>\na"},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "Guanaco": ({"text": "### Human: q### Assistant: a"}, ASKED),
+    "a prompt in ChatML": (
+        {"prompt": "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n", "completion": "a"},
+        ASKED,
+    ),
+    "a text beside its parts": ({"text": "### Human: x### Assistant: y", "instruction": "q", "output": "a"}, ASKED),
+    "names in a chat": (
+        {
+            "system": "SYSTEM: s",
+            "chat": "USER: q\n\n\nASSISTANT: a <|endoftext|>\n\n\nUSER: b\n\n\nASSISTANT: c <|endoftext|>",
+        },
+        [*plain(("system", "s")), *ASKED, *plain(("user", "b"), ("assistant", "c"))],
+    ),
     "texts in turn": ({"data": ["q", "a", "b", "c"]}, [*ASKED, *plain(("user", "b"), ("assistant", "c"))]),
     "conversations of texts": ({"conversations": ["q", "a"]}, ASKED),
     "inputs and targets": ({"inputs": "q", "targets": "a"}, ASKED),
@@ -884,3 +924,34 @@ def test_a_conversation_of_any_shape_is_refused_by_its_reason_and_at_once(record
     with pytest.raises(MalformedChatError, match=r"^(broken_t|no_)"):
         conversations_of(record)
     assert time.process_time() - began < 5
+
+
+def test_calls_of_glaive_are_calls():
+    """Tools without a mark in the system, arguments in single quotes, and an apostrophe in them."""
+    described = json.dumps(OBJECT, indent=4)
+    record = {
+        "system": "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
+        f"{described}\n\n{described}",
+        "chat": 'USER: q\n\n\nASSISTANT: <functioncall> {"name": "f", "arguments": \'{"x": "it\'s"}\'} <|endoftext|>'
+        '\n\n\nFUNCTION RESPONSE: {"y": 2}\n\n\nASSISTANT: a <|endoftext|>\n\n\n',
+    }
+    ((messages, tools),) = conversations_of(record)
+    assert tools == [OBJECT, OBJECT]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages[1]["tool_calls"] == [{"name": "f", "arguments": {"x": "it's"}}] and not messages[1]["content"]
+    assert (messages[2]["content"], messages[3]["content"]) == ('{"y": 2}', "a")
+
+
+@pytest.mark.parametrize("text", ["q", "See ### Human: q", "### Human: q", "USER:", 7])
+def test_a_text_that_does_not_begin_with_a_turn_is_no_conversation(text):
+    with pytest.raises(MalformedChatError, match="no_conversation"):
+        conversations_of({"text": text})
+
+
+def test_an_unreadable_call_of_glaive_is_an_error():
+    record = {
+        "system": "You have access to the following functions. Use them if required -\n" + json.dumps(OBJECT),
+        "chat": 'USER: q\n\n\nASSISTANT: <functioncall> {"name": <|endoftext|>',
+    }
+    with pytest.raises(MalformedChatError, match="broken_tool_call"):
+        conversations_of(record)
