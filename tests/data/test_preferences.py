@@ -33,6 +33,14 @@ COMPARED = {
     ),
 }  # fmt: skip
 """The record, its verdict's field, and the verdicts for the good answer, for the other, and for neither."""
+
+
+def rated(rating, **ratings):
+    """A list of three answers and what they are rated."""
+    ((text, values),) = ratings.items()
+    return [{text: said, rating: value} for said, value in zip(("Well.", "Yes.", "No."), values, strict=True)]
+
+
 TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
 
 
@@ -52,6 +60,9 @@ TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
         ({"prompt": "Hi", "messages": [*ASKED, YES], "chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, 1),
         ({"prompt": "Hi", "chosen": [BRIEF, *ASKED, YES], "rejected": [BRIEF, *ASKED, NO]}, 2),
         ({"prompt": "Hi", "chosen": [*ASKED, NO, *ASKED, YES], "rejected": [*ASKED, NO, *ASKED, NO]}, 3),
+        ({"question": "Hi", "response_j": "Yes.", "response_k": "No."}, 1),
+        ({"instruction": "Hi", "completions": rated("fine-grained_score", response=(2.5, 4.75, 1))}, 1),
+        ({"prompt": "\n\nHuman: Hi\n\nAssistant: ", "answers": rated("rank", answer=(2, 1.0, 7))}, 1),
         ({"instruction": "Hi", "input": "", "output": ["Yes.", "No."]}, 1),
         ({"instruction": "Hi", "input": "", "output": "Yes.", "chosen": "Yes.", "rejected": "No."}, 1),
         (
@@ -100,6 +111,10 @@ def test_the_input_of_an_instruction_is_asked_with_it():
     [
         ({"text": "Hi"}, "no_pair"),
         ({"prompt": "Hi", "chosen": "Yes."}, "no_pair"),
+        ({"prompt": "Hi", "answers": rated("rank", answer=(1, 1, 1))}, "no_preference"),
+        ({"prompt": "Hi", "answers": rated("rank", answer=(1, None, 2))}, "no_pair"),
+        ({"prompt": "Hi", "answers": rated("score", answer=(1, 2, 3))}, "no_pair"),
+        ({"prompt": "Hi", "answers": ["Yes.", "No."]}, "no_pair"),
         ({"prompt": "Hi", "response_1": "Yes.", "response_2": "No."}, "no_pair"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": "Yes."}, "equal_answers"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": " "}, "no_answer"),

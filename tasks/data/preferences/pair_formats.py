@@ -3,8 +3,8 @@
 It reads `chosen` and `rejected`: answers to a `prompt`, an `instruction` + `input`, `conversations` or `messages`;
 whole conversations with a shared beginning, as lists of messages or as transcripts ("\\n\\nHuman: ...\\n\\nAssistant:
 ..."); `instruction` with two `output`s, the better one first; `messages` and the `rejected_response` in place of the
-last one; and two answers beside a field that says which is better (COMPARISONS). The functions are pure and work per
-record.
+last one; two answers beside a field that says which is better (COMPARISONS); and a list of rated ones (RANKINGS). The
+functions are pure and work per record.
 """
 
 from __future__ import annotations
@@ -46,6 +46,22 @@ COMPARISONS = (
     Comparison("conversation_a", "conversation_b", "winner", {"model_a": True, "model_b": False}.get),
 )
 """The layouts of PKU-SafeRLHF, HelpSteer2, HelpSteer3, SHP and Chatbot Arena."""
+PREFERRED = (("chosen", "rejected"), ("response_j", "response_k"))
+"""Fields of the better and of the other answer; the second of the pairs of Stack Exchange."""
+
+
+class Ranking(NamedTuple):
+    """Records with a list of rated answers, of which the best and the worst are a pair."""
+
+    answers: str
+    text: str
+    rating: str
+    sign: int
+    """1 where a higher rating is better, else -1."""
+
+
+RANKINGS = (Ranking("completions", "response", "fine-grained_score", 1), Ranking("answers", "answer", "rank", -1))
+"""The layouts of UltraFeedback, whose `overall_score` is wrong in places, and of Nectar."""
 
 
 class Pair(NamedTuple):
@@ -68,8 +84,9 @@ def pair_of(record: Record) -> Pair:
 
 def _answers(record: Record) -> tuple[object, object]:
     """What stands for the preferred and for the rejected answer."""
-    if "chosen" in record and "rejected" in record:
-        return record["chosen"], record["rejected"]
+    for better, worse in PREFERRED:
+        if {better, worse} <= record.keys():
+            return record[better], record[worse]
     if "rejected_response" in record and _is_turns(record.get("messages")):
         return record["messages"][-1], record["rejected_response"]
     outputs = record.get("output")
@@ -81,7 +98,24 @@ def _answers(record: Record) -> tuple[object, object]:
             if is_first is None:
                 raise MalformedChatError(NO_PREFERENCE, f"{verdict} is {record[verdict]!r}")
             return (record[first], record[second]) if is_first else (record[second], record[first])
+    for ranking in RANKINGS:
+        if ranked := _ranked(record.get(ranking.answers), ranking):
+            return ranked
     raise MalformedChatError("no_pair", f"fields are {', '.join(sorted(map(str, record)))}")
+
+
+def _ranked(answers: object, ranking: Ranking) -> tuple[object, object] | None:
+    """The best and the worst of a list of rated answers, the first of equal ones; None for any other value."""
+    if not isinstance(answers, list) or not all(isinstance(each, dict) and ranking.text in each for each in answers):
+        return None
+    ratings = [each.get(ranking.rating) for each in answers]
+    numbers = [ranking.sign * rating for rating in ratings if isinstance(rating, int | float)]
+    if len(numbers) < max(2, len(answers)):
+        return None
+    best, worst = max(numbers), min(numbers)
+    if best == worst:
+        raise MalformedChatError(NO_PREFERENCE, f"every {ranking.rating} is {ratings[0]!r}")
+    return answers[numbers.index(best)][ranking.text], answers[numbers.index(worst)][ranking.text]
 
 
 def _conversation(record: Record, answer: object) -> tuple[list[Message], list[Record]]:
