@@ -35,7 +35,7 @@ run: env
 	$(BIN)/glm46 run tiny
 
 test: env
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-long: env
 	$(BIN)/python -m pytest -m long -s
