@@ -36,17 +36,15 @@ NUM_EXPERT_MATRICES = 3 + 3 * 4
 ROWS = torch.randint(0, RECIPE.vocab_size, (4, 48), generator=torch.Generator().manual_seed(1)).tolist()
 
 
+def save_random(directory, dtype=torch.float32, max_shard_bytes=10**9):
+    model = random_model(RECIPE, std=0.05)
+    save_checkpoint(model, directory, eos_token_ids=[1], pad_token_id=0, dtype=dtype, max_shard_bytes=max_shard_bytes)
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     directory = tmp_path_factory.mktemp("source")
-    save_checkpoint(
-        random_model(RECIPE, std=0.05),
-        directory,
-        eos_token_ids=[1],
-        pad_token_id=0,
-        dtype=torch.float32,
-        max_shard_bytes=10**9,
-    )
+    save_random(directory)
     toy_tokenizer().save(str(directory / "tokenizer.json"))
     return directory
 
@@ -184,14 +182,7 @@ def test_the_same_inputs_give_the_same_bytes(written, source, tmp_path):
 @pytest.fixture(scope="module")
 def bf16(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bf16")
-    save_checkpoint(
-        random_model(RECIPE, std=0.05),
-        directory,
-        eos_token_ids=[1],
-        pad_token_id=0,
-        dtype=torch.bfloat16,
-        max_shard_bytes=10**9,
-    )
+    save_random(directory, dtype=torch.bfloat16)
     toy_tokenizer().save(str(directory / "tokenizer.json"))
     return directory
 
@@ -218,14 +209,7 @@ def test_what_is_kept_keeps_its_dtype(name, bf16, tmp_path):
 def test_weights_in_several_files_are_those_of_one(name, source, tmp_path):
     """FP8 has the files of the checkpoint, and another has files of its own size."""
     one, many, parts = tmp_path / "one", tmp_path / "many", tmp_path / "parts"
-    save_checkpoint(
-        random_model(RECIPE, std=0.05),
-        parts,
-        eos_token_ids=[1],
-        pad_token_id=0,
-        dtype=torch.float32,
-        max_shard_bytes=200_000,
-    )
+    save_random(parts, max_shard_bytes=200_000)
     write_quantized(source, one, name, ROWS)
     write_quantized(parts if name == "FP8_DYNAMIC" else source, many, name, ROWS, 200_000)
     assert len(list(many.glob("*.safetensors"))) > 3
