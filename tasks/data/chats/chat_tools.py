@@ -107,8 +107,8 @@ def take_written(messages: list[Message], tools: list[Record]) -> tuple[list[Mes
         if message["role"] == "assistant":
             taken.append(_with_calls(number, message))
         elif message["role"] == "system":
-            told = EXPLAINED if DESCRIBED.search(message["content"]) else OFFERED
-            taken.append({**message, "content": told.sub("", message["content"]).strip()})
+            list_of_tools = EXPLAINED if DESCRIBED.search(message["content"]) else OFFERED
+            taken.append({**message, "content": list_of_tools.sub("", message["content"]).strip()})
         else:
             taken += _results(message)
     return taken, tools

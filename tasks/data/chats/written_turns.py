@@ -27,10 +27,10 @@ FRAMES = (
     Frame(re.compile(r"<\|im_start\|>(\w+)\n"), ("<|im_end|>",)),
     Frame(re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n"), ("<|eot_id|>", "<|end_of_text|>")),
     Frame(re.compile(r"<start_of_turn>(\w+)\n"), ("<end_of_turn>", "<eos>")),
-    Frame(re.compile(r"<\|(system|user|assistant|observation)\|>"), ("</s>", "<|endoftext|>")),
+    Frame(re.compile(r"<\|(system|user|assistant|observation)\|>"), ("</s>", "<|endoftext|>", "<|end|>")),
     Frame(re.compile(r"(?:<s>)?\s*(\[/?INST\])"), ("</s>",)),
     Frame(re.compile(r"### (Human|User|Assistant|System):")),
-    Frame(re.compile(r"(?:^|\n\n+)(Human|Assistant):")),
+    Frame(re.compile(r"\n\n(Human|Assistant):")),
     Frame(re.compile(r"(?:^|\n)\s*(Human|Assistant|SYSTEM|USER|ASSISTANT|FUNCTION RESPONSE):"), ("<|endoftext|>",)),
 )
 INSTRUCTION = {"[INST]": "user", "[/INST]": "assistant"}
@@ -43,11 +43,9 @@ def written_turns(text: object) -> list[dict[str, Any]]:
     value."""
     if not isinstance(text, str):
         return []
-    stripped = text.lstrip()
-    for start in STARTS:
-        stripped = stripped.removeprefix(start).lstrip()
+    start = next((start for start in STARTS if text.lstrip().startswith(start)), "")
     for frame in FRAMES:
-        before, *parts = frame.opening.split(stripped)
+        before, *parts = frame.opening.split(text.lstrip().removeprefix(start) if start else text)
         if not before.strip() and len(parts) > 2:
             spoken = zip(parts[::2], parts[1::2], strict=True)
             return [turn for name, said in spoken for turn in _turns(name, _without(said, frame.closings))]

@@ -284,6 +284,15 @@ FORMATS = {
         {"instruction": "Human:q\nAssistant:a\nHuman:b\nAssistant:", "input": "", "output": "c"},
         [*ASKED, *plain(("user", "b"), ("assistant", "c"))],
     ),
+    "speakers after one line end and after two": (
+        {"instruction": "Human:q\nAssistant:a\n\nHuman:b\n\nAssistant:", "output": "c"},
+        [*ASKED, *plain(("user", "b"), ("assistant", "c"))],
+    ),
+    "speakers that an answer quotes": (
+        {"text": "\n\nHuman: q\n\nAssistant: a\nHuman: x"},
+        plain(("user", "q"), ("assistant", "a\nHuman: x")),
+    ),
+    "Phi in a text": ({"text": "<|user|>\nq<|end|>\n<|assistant|>\na<|end|>\n<|endoftext|>"}, ASKED),
     "ChatML in a text": (
         {
             "text": "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n"
