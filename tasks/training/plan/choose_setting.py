@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from configs.schema import Prices, TrainingRecipe, TrainingResources
 from tasks.training.plan.machine import MEMORY_USED, Machine
 from tasks.training.plan.phase_flops import phase_flops_per_token
-from tasks.training.plan.phase_needs import phase_needs
+from tasks.training.plan.phase_needs import phase_needs, phase_save_interval
 from tasks.training.plan.planned_needs import amount
 from tasks.training.plan.search import Found, find_topology
 
@@ -25,6 +25,7 @@ SEARCHED = (
     "micro_batch_sequences",
     "micro_batch_tokens",
     "compile_layers",
+    "save_interval_steps",
 )
 """Settings of a phase's resources that a search may change."""
 ON_CPUS = "no other setting is searched: the time of CPUs is measured or assumed, not derived from a topology"
@@ -84,9 +85,12 @@ def _choice(
     prices: Prices,
     found: Found,
 ) -> PlannedChoice:
-    chosen = found.resources
     flops = phase_flops_per_token(recipe, attended_tokens, recipe.adapter.kind != "none") * recipe.num_tokens
     hours = flops / (resources.num_ranks * resources.peak_flops_per_second * found.step.mfu) / 3600
+    saves = phase_save_interval(recipe, found.resources, hours)
+    chosen = found.resources
+    if not saves.is_near_enough:
+        chosen = chosen.model_copy(update={"save_interval_steps": saves.best_steps})
     return PlannedChoice(
         topology=found.describe(),
         settings=tuple(

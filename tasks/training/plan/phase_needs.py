@@ -13,6 +13,7 @@ from tasks.training.plan.machine import (
     Machine,
 )
 from tasks.training.plan.planned_needs import PlannedCost, PlannedNeeds
+from tasks.training.plan.save_interval import SaveInterval, save_interval
 from tasks.training.plan.search import least_memory
 from tasks.training.plan.step_time import StepTime
 from tasks.training.schedule.phase_steps import summarize_steps
@@ -46,9 +47,7 @@ def phase_needs(
     """Of a phase that takes these hours without failures and saves; `step` where it was derived for accelerators."""
     steps = summarize_steps(recipe)
     seconds_per_step = hours * 3600 / steps.num_steps
-    state = state_bytes(recipe)
-    if isinstance(recipe.objective, PpoObjective):
-        state += state_bytes(recipe.critic_recipe, is_critic=True)
+    state = _state_bytes_with_critic(recipe)
     num_weights = count_parameters(recipe.model).total - unembedding_saved(recipe.model) * recipe.is_scored
     weights = (BFLOAT16_BYTES if recipe.dtype == "bfloat16" else FLOAT32_BYTES) * num_weights
     num_checkpoints = -(-steps.num_steps // resources.save_interval_steps)
@@ -77,6 +76,18 @@ def phase_needs(
         sent_bytes_per_second={} if step is None else _sent(step),
         smallest_world=0,
     )
+
+
+def phase_save_interval(recipe: TrainingRecipe, resources: TrainingResources, hours: float) -> SaveInterval:
+    """The configured interval beside the best one, for a phase on accelerators that takes these hours without failures
+    and saves."""
+    num_steps = summarize_steps(recipe).num_steps
+    return save_interval(_state_bytes_with_critic(recipe), resources, hours * 3600 / num_steps, num_steps)
+
+
+def _state_bytes_with_critic(recipe: TrainingRecipe) -> int:
+    critic = isinstance(recipe.objective, PpoObjective)
+    return state_bytes(recipe) + (state_bytes(recipe.critic_recipe, is_critic=True) if critic else 0)
 
 
 def _sent(step: StepTime) -> dict[str, float]:

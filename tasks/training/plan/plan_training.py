@@ -17,7 +17,7 @@ from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.machine import H100, Machine
 from tasks.training.plan.measured import KEY_DIGITS, MeasuredPhase, flops_per_second, nearest, seconds_per_flop
 from tasks.training.plan.phase_flops import phase_flops_per_token
-from tasks.training.plan.phase_needs import num_trained, phase_needs, scale_cost, smallest_world
+from tasks.training.plan.phase_needs import num_trained, phase_needs, phase_save_interval, scale_cost, smallest_world
 from tasks.training.plan.pipeline_stages import describe_stages
 from tasks.training.plan.planned import Plan, PlannedMemory, PlannedParameters, PlannedPhase
 from tasks.training.plan.planned_needs import size
@@ -166,7 +166,7 @@ def _plan_phase(
         rank_memory=memory,
         impossible=impossible,
         not_available=tuple(unavailable_training(recipe, resources)),
-        warnings=(*_warnings(memory), *_shard_warnings(scale.data.recipe.shards.multiple_of, resources)),
+        warnings=_warnings(scale, phase, memory, speed),
     )
 
 
@@ -288,6 +288,14 @@ def _memory(recipe: TrainingRecipe, resources: TrainingResources) -> PlannedMemo
     )
 
 
+def _warnings(scale: Scale, phase: PhaseSection, memory: PlannedMemory, speed: _Speed) -> tuple[str, ...]:
+    return (
+        *_memory_warnings(memory),
+        *_shard_warnings(scale.data.recipe.shards.multiple_of, phase.resources),
+        *_save_warnings(scale, phase, speed),
+    )
+
+
 def _shard_warnings(multiple_of: int, resources: TrainingResources) -> list[str]:
     """Where a domain's shards do not divide evenly among those that read them."""
     copies, stages = data_parallel(resources), resources.pipeline_parallel
@@ -300,7 +308,15 @@ def _shard_warnings(multiple_of: int, resources: TrainingResources) -> list[str]
     ]
 
 
-def _warnings(memory: PlannedMemory) -> list[str]:
+def _save_warnings(scale: Scale, phase: PhaseSection, speed: _Speed) -> list[str]:
+    """Where another interval between saves would lose much less. Failures of CPUs are not known."""
+    if speed.step is None:
+        return []
+    saves = phase_save_interval(scale.training_recipe(phase), phase.resources, speed.hours)
+    return [] if saves.is_near_enough else [saves.describe(phase.name)]
+
+
+def _memory_warnings(memory: PlannedMemory) -> list[str]:
     if memory.total <= memory.available:
         return []
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +16,17 @@ from flows.cli.command import app
 from model.architecture.transformer import Glm4Moe
 from tasks.training.plan.choose_setting import choose_setting
 from tasks.training.plan.compare_plans import compare_plans
-from tasks.training.plan.machine import H100, H800, HOURS_TO_FAILURE, MEMORY_USED, RESTART_SECONDS
+from tasks.training.plan.machine import (
+    H100,
+    H800,
+    HOST_COPY_BYTES_PER_SECOND,
+    HOURS_TO_FAILURE,
+    MEMORY_USED,
+    RESTART_SECONDS,
+)
 from tasks.training.plan.phase_needs import smallest_world
 from tasks.training.plan.plan_training import plan_training
+from tasks.training.plan.save_interval import save_interval
 from tasks.training.plan.search import least_memory
 from tests.conftest import ROOT
 
@@ -52,6 +61,61 @@ def test_losses_follow_from_failures_and_saves_and_are_none_on_cpus():
     tiny = plan_training(load_scale("tiny"))
     assert all(each.needs.lost_hours == 0 and not each.needs.sent_bytes_per_second for each in tiny.phases)
     assert tiny.phases[0].needs.data_bytes == 2 * tiny.phases[0].num_tokens and tiny.cost.total == 0
+
+
+def test_the_best_save_interval_loses_least():
+    resources = load_scale("full").phases[0].resources.model_copy(update={"save_interval_steps": 500})
+    found = save_interval(2857 * 10**9, resources, 13.2, num_steps=230_000)
+    several = [
+        save_interval(2857 * 10**9, resources.model_copy(update={"save_interval_steps": steps}), 13.2, 230_000)
+        for steps in range(1, 40)
+    ]
+    least = min(several, key=lambda each: each.lost)
+    assert found.best_steps == least.steps and found.least_lost == least.lost
+    copies = 2857e9 / 8192 / HOST_COPY_BYTES_PER_SECOND / (500 * 13.2)
+    repeated = 500 * 13.2 / 2 / (HOURS_TO_FAILURE * 3600 / 8192)
+    assert found.lost == pytest.approx(copies + repeated) and not found.is_near_enough
+    assert several[found.best_steps].is_near_enough, "the loss is flat there"
+
+
+def test_the_best_save_interval_is_a_step_at_least_and_the_phase_at_most():
+    resources = load_scale("full").phases[6].resources
+    assert save_interval(4224 * 10**9, resources, 10.0, num_steps=30).best_steps == 30
+    assert save_interval(4224 * 10**9, resources, 1e6, num_steps=30).best_steps == 1
+
+
+def on_accelerators() -> list[str]:
+    named = [
+        "full",
+        "scaled_down",
+        "air_lora",
+        *(f"recipes/{path.stem}" for path in (ROOT / "configs/recipes").glob("*")),
+    ]
+    return sorted(name for name in named if load_scale(name).phases[0].resources.device == "cuda")
+
+
+@pytest.mark.parametrize("name", on_accelerators())
+def test_no_configuration_saves_too_seldom_or_too_often(name: str):
+    assert [
+        each for phase in plan_training(load_scale(name)).phases for each in phase.warnings if "a save" in each
+    ] == []
+
+
+def test_a_save_interval_that_loses_much_is_said_and_another_is_chosen(tmp_path: Path):
+    said = glm46("config", "full", "--set", "phases.mid_long_context.resources.save_interval_steps=500")
+    scale = tmp_path / "seldom.yaml"
+    scale.write_text(said.output)
+    lines = glm46("plan", str(scale)).output.splitlines()
+    (line,) = [line for line in lines if "a save every" in line]
+    assert re.search(r"mid_long_context: a save every 500 steps \(\d+\.\d minutes\) loses 6\d\.\d% of the time", line)
+    option = "phases.mid_long_context.resources.save_interval_steps"
+    assert line.endswith(f"0.3%: --set {option}=1")
+    loaded = load_scale(str(scale))
+    phase = loaded.phases[4]
+    choice, _ = choose_setting(
+        phase.name, loaded.training_recipe(phase), phase.resources, 64_000, H100, load_prices("guide")
+    )
+    assert choice is not None and f"{option}=1" in choice.settings
 
 
 def test_the_smallest_world_holds_the_phase_and_half_of_it_does_not():
