@@ -178,9 +178,10 @@ def _lacks_mtp(checkpoint_dir: Path, num_hidden_layers: object) -> bool:
 
 def canonical_config(checkpoint_dir: Path) -> dict[str, object]:
     """A directory's config.json with every key of the architecture at the top, as glm46 writes it; keys of other
-    programs are kept."""
+    programs are kept. The weights are not quantized: read_config refuses such."""
     config = read_json(checkpoint_dir / CONFIG_FILE)
-    kept = {key: value for key, value in config.items() if key not in ("rope_parameters", "num_mtp_layers")}
+    left_out = ("rope_parameters", "num_mtp_layers", "quantization_config")
+    kept = {key: value for key, value in config.items() if key not in left_out}
     return dict(sorted((kept | read_config(checkpoint_dir).model_dump() | _CONSTANTS).items()))
 
 

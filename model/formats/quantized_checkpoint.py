@@ -32,7 +32,7 @@ from configs.schema import CALIBRATED_FORMATS
 from model.formats.expert_coverage import expert_coverage
 from model.formats.quantized_model import load_linear, mtp_prefix, named_routers, quiet_libraries
 from model.formats.quantized_tensors import WEIGHTS, QuantizedTensors, account_for, open_tensors, quantized_matrices
-from model.formats.weight_files import INDEX_FILE
+from model.formats.weight_files import INDEX_FILE, tensor_files
 
 if TYPE_CHECKING:
     from configs.schema import QuantizedFormat
@@ -88,7 +88,9 @@ def write_quantized(
 def _quantize_files(
     checkpoint_dir: Path, quantized_dir: Path, quantized_format: QuantizedFormat, config: dict[str, Any]
 ) -> None:
-    """Each file of the checkpoint becomes one of the same name; no model is made."""
+    """Each file of the checkpoint becomes one of the same name; no model is made. Raises ValueError for a missing or
+    damaged file."""
+    tensor_files(checkpoint_dir)
     kept = [HEAD, ROUTER, EMBEDDINGS, _mtp_pattern(config)]
     kept += BESIDE_EXPERTS if quantized_format == "FP8_EXPERTS" else ()
     with quiet_libraries():

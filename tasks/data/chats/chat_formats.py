@@ -15,33 +15,13 @@ from itertools import groupby
 from typing import Any
 
 from model.text.chat_template import Message
+from tasks.data.chats.chat_roles import ROLES, role_of
 from tasks.data.chats.chat_tools import MalformedChatError, Record, calls_of, from_json, take_written, tools_of
-from tasks.data.chats.written_turns import written_turns
+from tasks.data.chats.written_turns import answered_turns, written_turns
 
 Conversation = tuple[list[Message], list[Record]]
 """(messages, tools)"""
 
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "function_call": "assistant",
-    "tool_call": "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-    "function response": "tool",
-    "ipython": "tool",
-    "tool_response": "tool",
-}
-"""Roles by their names in lower case."""
 CALL_ROLES = ("function_call", "tool_call")
 TURN_LISTS = ("messages", "conversations", "conversation", "history")
 QUESTIONS = ("instruction", "prompt", "question", "Question", "query", "problem", "input", "inputs")
@@ -107,7 +87,7 @@ def _message_lists(record: Record, *, is_calling: bool) -> list[list[Message]]:
         answered = [{"role": "assistant", "content": said}] if isinstance(said, str) else said
         return [[*system, *_messages([*asked, *answered])]]
     written = next(filter(None, (written_turns(record.get(key)) for key in WRITTEN)), [])
-    if written and not any(isinstance(record.get(key), str) for key in QUESTIONS):
+    if written and not all(any(isinstance(record.get(key), str) for key in keys) for keys in (QUESTIONS, ANSWERS)):
         return [[*system, *_messages(written)]]
     return [[*system, *_asked_and_answered(record, is_calling=is_calling)]]
 
@@ -127,11 +107,12 @@ def _asked_and_answered(record: Record, *, is_calling: bool) -> list[Message]:
         called = _text_message("assistant", "")
         called["tool_calls"] = calls_of(1, record["answers"])
         return [_text_message("user", question.strip()), called]
-    begun = written_turns(question)
-    if begun and role_of(begun[-1]) == "assistant" and not begun[-1]["content"]:
-        return _messages([*begun[:-1], {**begun[-1], "content": answer}])
     before = record.get("history") or []
     earlier = [turn for asked, said in before for turn in _exchange(asked, "", said)] if _is_pairs(before) else []
+    if isinstance(answer, str) and (turns := answered_turns(question, answer)):
+        *begun, asked, said = turns
+        asked["content"] = _with_input(asked["content"], given)
+        return [*earlier, *_messages([*begun, asked, said | {"reasoning": reasoning}])]
     return [*earlier, *_exchange(question, given, answer, reasoning)]
 
 
@@ -157,12 +138,6 @@ def _is_pairs(turns: Any) -> bool:
     )
 
 
-def role_of(turn: Record) -> str | None:
-    """The role of a turn, in whatever way a file names it; None for an unknown one."""
-    name = turn.get("role", turn.get("from"))
-    return ROLES.get(name.lower()) if isinstance(name, str) else None
-
-
 def _unframed(prompt: str) -> tuple[str, str]:
     """(instruction, input) of a prompt in the frame; any other prompt is the instruction."""
     begins, gives, ends = FRAME
@@ -183,9 +158,12 @@ def _object(number: int, turn: object) -> Record:
 def _exchange(question: str, given: object, answer: object, reasoning: str = "") -> list[Message]:
     if not isinstance(answer, str):
         raise MalformedChatError("no_answer", "the answer is no text")
-    asked = f"{question.strip()}\n\n{given.strip()}" if isinstance(given, str) and given.strip() else question.strip()
     said = _message(1, {"role": "assistant", "content": answer, "reasoning": reasoning})
-    return [_text_message("user", asked), said]
+    return [_text_message("user", _with_input(question, given)), said]
+
+
+def _with_input(question: str, given: object) -> str:
+    return "\n\n".join(filter(None, (question.strip(), given.strip() if isinstance(given, str) else "")))
 
 
 def _displayed(text: str) -> list[Message]:
@@ -281,7 +259,7 @@ def _text_message(role: str, content: str) -> Message:
 
 def _kind(number: int, part: object) -> str:
     named = part.get("type") or "text" if isinstance(part, dict) else "text"
-    if named not in PARTS:
+    if not isinstance(named, str) or named not in PARTS:
         raise MalformedChatError("unsupported_part", f"turn {number} has a part of type {named}: only text is read")
     return PARTS[named]
 

@@ -25,13 +25,17 @@ MAX_DETAIL_CHARS = 200
 DESCRIBED = re.compile(r"<tools>\s*([^<\s].*?)</tools>", re.DOTALL)
 EXPLAINED = re.compile(
     r"(?:^#+ Tools[ \t]*\n\s*)?(?:^You may call one or more functions[^\n]*\n\s*)?"
-    r"[^.\n]*<tools>.*</tools>(?:.*</tool_call>[^\n]*)?",
+    r"(?<![^.\n])[^.\n]*<tools>.*</tools>(?:.*</tool_call>[^\n]*)?",
     re.DOTALL | re.MULTILINE,
 )
 """From the sentence that names the list of tools to the end of the line that shows how a call is written."""
-OFFERED = re.compile(r"[^.\n]*access to the following functions\. Use them if required -\s*(\{.*\})\s*\Z", re.DOTALL)
+OFFERED = re.compile(
+    r"(?<![^.\n])[^.\n]*access to the following functions\. Use them if required -\s*([\[{].*[\]}])", re.DOTALL
+)
 """Glaive's list of tools, in JSON without a mark."""
-CALL = re.compile(r"<tool_call>(.*?)</tool_call>|<functioncall>(.*)", re.DOTALL)
+CALL = re.compile(
+    r"<tool_call>(.*?)</tool_call>|<functioncall>(?=\s*\{)(.*?)(?=<functioncall>|<\|endoftext\|>|\Z)", re.DOTALL
+)
 """Of Hermes, Qwen and GLM, or of Glaive, which ends a turn."""
 QUOTED = re.compile(r"(\"arguments\":\s*)'(\{.*\})'(\s*\})", re.DOTALL)
 """Glaive's arguments, which are JSON in single quotes."""

@@ -9,12 +9,15 @@ functions are pure and work per record.
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.data.chats.chat_formats import conversations_of, role_of
+from tasks.data.chats.chat_formats import conversations_of
+from tasks.data.chats.chat_roles import role_of
 from tasks.data.chats.chat_tools import MalformedChatError
-from tasks.data.chats.written_turns import written_turns
+from tasks.data.chats.written_turns import answered_turns, written_turns
 
 if TYPE_CHECKING:
     from model.text.chat_template import Message
@@ -38,12 +41,17 @@ def _is_negative(strength: Any) -> bool | None:
     return strength < 0 if isinstance(strength, int | float) and strength else None
 
 
+def _is(first: str | int, second: str | int) -> Callable[[Any], bool | None]:
+    """A verdict that is one of two values."""
+    return lambda verdict: {first: True, second: False}.get(verdict) if isinstance(verdict, str | int) else None
+
+
 COMPARISONS = (
-    Comparison("response_0", "response_1", "better_response_id", {0: True, 1: False}.get),
+    Comparison("response_0", "response_1", "better_response_id", _is(0, 1)),
     Comparison("response_1", "response_2", "preference_strength", _is_negative),
     Comparison("response1", "response2", "overall_preference", _is_negative),
-    Comparison("human_ref_A", "human_ref_B", "labels", {1: True, 0: False}.get),
-    Comparison("conversation_a", "conversation_b", "winner", {"model_a": True, "model_b": False}.get),
+    Comparison("human_ref_A", "human_ref_B", "labels", _is(1, 0)),
+    Comparison("conversation_a", "conversation_b", "winner", _is("model_a", "model_b")),
 )
 """The layouts of PKU-SafeRLHF, HelpSteer2, HelpSteer3, SHP and Chatbot Arena."""
 PREFERRED = (("chosen", "rejected"), ("response_j", "response_k"))
@@ -105,28 +113,41 @@ def _answers(record: Record) -> tuple[object, object]:
 
 
 def _ranked(answers: object, ranking: Ranking) -> tuple[object, object] | None:
-    """The best and the worst of a list of rated answers, the first of equal ones; None for any other value."""
+    """The best of a list of rated answers and the worst that is another text, the first of equal ones; None for any
+    other value. Answers without a text or a rating do not count."""
     if not isinstance(answers, list) or not all(isinstance(each, dict) and ranking.text in each for each in answers):
         return None
-    ratings = [each.get(ranking.rating) for each in answers]
-    numbers = [ranking.sign * rating for rating in ratings if isinstance(rating, int | float)]
-    if len(numbers) < max(2, len(answers)):
+    texts, ratings = ([each.get(key) for each in answers] for key in (ranking.text, ranking.rating))
+    rated = [
+        (ranking.sign * rating, text)
+        for text, rating in zip(texts, ratings, strict=True)
+        if isinstance(text, str) and text.strip() and isinstance(rating, int | float) and math.isfinite(rating)
+    ]
+    if len(rated) < 2:
         return None
-    best, worst = max(numbers), min(numbers)
-    if best == worst:
-        raise MalformedChatError(NO_PREFERENCE, f"every {ranking.rating} is {ratings[0]!r}")
-    return answers[numbers.index(best)][ranking.text], answers[numbers.index(worst)][ranking.text]
+    highest, best = max(rated, key=lambda each: each[0])
+    others = [each for each in rated if each[1].strip() != best.strip()]
+    lowest, worst = min(others, key=lambda each: each[0], default=(highest, best))
+    if others and lowest == highest:
+        raise MalformedChatError(NO_PREFERENCE, f"every {ranking.rating} is {ranking.sign * highest!r}")
+    return best, worst
 
 
 def _conversation(record: Record, answer: object) -> tuple[list[Message], list[Record]]:
     """The whole conversation that ends with this answer."""
     lists = (record[key] for key in ("conversations", "messages", "prompt", "context") if _is_turns(record.get(key)))
-    asked = next(lists, _asked(record))
-    asked = asked[:-1] if "rejected_response" in record else asked
+    asked = next(lists, None)
+    question = _question(record) if asked is None else ""
+    if asked is None:
+        asked = [{"role": "user", "content": question}] if question else []
+    elif "rejected_response" in record:
+        asked = asked[:-1]
     if isinstance(answer, list):
         turns = answer if _is_whole(answer) else [*asked, *answer]
     elif isinstance(answer, str):
-        turns = [*asked, {"role": "assistant", "content": answer}] if asked else _transcript(answer)
+        turns = _spoken(question, answer) or [*asked, {"role": "assistant", "content": answer}]
+        if len(turns) == 1:
+            raise MalformedChatError("no_shared_prompt", f"an answer without a prompt: {reprlib.repr(answer)}")
     else:
         turns = [*asked, answer]
     if not turns or not _answers_in_text(turns[-1]):
@@ -146,25 +167,21 @@ def _is_whole(answer: list[Any]) -> bool:
     return bool(answer) and isinstance(answer[0], dict) and role_of(answer[0]) in ("system", "user")
 
 
-def _asked(record: Record) -> list[Record]:
-    """The turns of a record with `prompt` or `instruction` + `input`; none where it has neither."""
+def _question(record: Record) -> str:
+    """A record's `prompt` or `instruction` + `input`; empty where it has neither."""
     for key in ("prompt", "instruction", "question", "input", "history"):
         if isinstance(record.get(key), str) and record[key].strip():
-            begun = written_turns(record[key])
-            if begun and role_of(begun[-1]) == "assistant" and not begun[-1]["content"]:
-                return begun[:-1]
             given = record.get("input") if key == "instruction" else None
-            parts = [record[key].strip(), given.strip() if isinstance(given, str) else ""]
-            return [{"role": "user", "content": "\n\n".join(filter(None, parts))}]
-    return []
+            return "\n\n".join(filter(None, (record[key].strip(), given.strip() if isinstance(given, str) else "")))
+    return ""
 
 
-def _transcript(text: str) -> list[Record]:
-    """The turns of a conversation that is one text."""
-    turns = written_turns(text)
-    if not turns:
-        raise MalformedChatError("no_shared_prompt", f"an answer without a prompt: {text[:60]!r}")
-    return turns
+def _spoken(question: str, answer: str) -> list[Record]:
+    """The turns of a question and an answer that hold marks or names of speakers; none where neither does. An answer
+    may be the whole conversation: it is, where it holds the question too."""
+    whole = written_turns(answer)
+    is_whole = not question or answer.strip().startswith(question) or question in [turn["content"] for turn in whole]
+    return whole if whole and is_whole else answered_turns(question, answer)
 
 
 def _answers_in_text(turn: object) -> bool:

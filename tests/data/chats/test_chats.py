@@ -957,6 +957,22 @@ def test_a_text_that_does_not_begin_with_a_turn_is_no_conversation(text):
         conversations_of({"text": text})
 
 
+def test_calls_of_glaive_follow_each_other_and_their_mark_may_be_quoted():
+    """The list of tools stands within the system's text."""
+    described = json.dumps([OBJECT])
+    offer = "Be brief. You have access to the following functions. Use them if required -"
+    call = '<functioncall> {"name": "f", "arguments": \'{"x": 1}\'}'
+    record = {
+        "system": f"{offer} {described}\nAnswer in English.",
+        "chat": f"USER: q\n\n\nASSISTANT: {call} {call.replace('1', '2')} <|endoftext|>\n\n\nFUNCTION RESPONSE: 3"
+        "\n\n\nFUNCTION RESPONSE: 4\n\n\nASSISTANT: A <functioncall> calls.",
+    }
+    ((messages, tools),) = conversations_of(record)
+    assert tools == [OBJECT] and messages[0]["content"] == "Be brief.\nAnswer in English."
+    assert [call["arguments"] for call in messages[2]["tool_calls"]] == [{"x": 1}, {"x": 2}]
+    assert messages[-1]["content"] == "A <functioncall> calls." and not messages[-1]["tool_calls"]
+
+
 def test_an_unreadable_call_of_glaive_is_an_error():
     record = {
         "system": "You have access to the following functions. Use them if required -\n" + json.dumps(OBJECT),
