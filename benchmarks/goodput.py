@@ -4,8 +4,9 @@
 Llama 3 405B had 419 unexpected interruptions in 54 days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4), one in
 11,135 s. Here they come C times as often: a rank or the supervisor, drawn by the seed, gets kill -9 after an
 exponential time of mean 11,135 s / C, and so on until the phase ends. It is the first phase of micro with N tokens,
-through `glm46 run` and the local launcher, saving every SAVE_STEPS steps. The same phase without kills, from the same
-prepared data, runs first: both must have one digest.
+through `glm46 run` and the local launcher. The same phase without kills, from the same prepared data, runs first and
+saves every SAVE_STEPS steps: both must have one digest. What its saves and measurements took, and the mean time between
+kills, give the interval between saves with kills (tasks/training/plan/save_interval.py).
 
 `ours` is the productive share of the phase's wall time (tasks/training/watch/effective_time.py). Each interruption is
 broken down: `away` from the kill until the ranks of the next start count time again (noticing, the retry's delay,
@@ -38,6 +39,7 @@ from infra.home import Home
 from infra.jobs.supervisor import is_locked, read_job_file
 from infra.step import Artifact
 from infra.storage.local_store import LocalStore
+from tasks.training.plan.save_interval import best_seconds_between_saves
 from tasks.training.train_phase import train_phase
 from tasks.training.watch.effective_time import TIME_FILE, EffectiveTime, Stretch, effective_time
 
@@ -95,14 +97,14 @@ class Killer(threading.Thread):
         print(f"killed the {victim} ({len(self.kills)})", flush=True)
 
 
-def write_scale(path: Path, num_tokens: int) -> str:
+def write_scale(path: Path, num_tokens: int, save_steps: int) -> str:
     """micro with a first phase of so many tokens; gives the name of that phase."""
     values = load_scale("micro").model_dump(mode="json")
     phase = values["phases"][0]
     interval = phase["recipe"]["validation"]["interval_tokens"] * num_tokens // phase["recipe"]["num_tokens"]
     phase["recipe"] |= {"num_tokens": num_tokens, "max_epochs": LONG_ENOUGH}
     phase["recipe"]["validation"]["interval_tokens"] = interval  # as many measurements as micro makes of the phase
-    phase["resources"] |= {"save_interval_steps": SAVE_STEPS, "log_interval_steps": LOG_STEPS}
+    phase["resources"] |= {"save_interval_steps": save_steps, "log_interval_steps": LOG_STEPS}
     path.write_text(yaml.safe_dump(values, sort_keys=False))
     return phase["name"]
 
@@ -131,6 +133,14 @@ def stretches_of(checkpoint: Artifact[Any]) -> tuple[EffectiveTime, list[Stretch
     measured = effective_time(data)
     assert measured is not None, data
     return measured, [Stretch(**each) for each in json.loads(data)["stretches"]]
+
+
+def steps_between_saves(whole: Stretch, mean_seconds: float) -> int:
+    """The best interval for kills after so many seconds, from a phase without any: its pauses count as those of saves,
+    its few measurements too."""
+    pause = whole.pause_seconds * SAVE_STEPS / whole.last_step
+    seconds_per_step = (whole.seen_at - whole.opened_at - whole.pause_seconds) / whole.last_step
+    return max(1, round(best_seconds_between_saves(pause, mean_seconds) / seconds_per_step))
 
 
 def interruptions(kills: list[Kill], stretches: list[Stretch]) -> list[dict[str, Any]]:
@@ -164,17 +174,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         calm, killed = Home(Path(directory) / "calm"), Home(Path(directory) / "killed")
         scale_file = Path(directory) / "goodput.yaml"
-        phase = write_scale(scale_file, given.tokens)
+        phase = write_scale(scale_file, given.tokens, SAVE_STEPS)
         run(scale_file, "prepare_data", calm)
         shutil.copytree(calm.store_dir, killed.store_dir)
         undisturbed = train(scale_file, phase, calm)
+        baseline, (whole,) = stretches_of(undisturbed)
+        save_steps = steps_between_saves(whole, mean_seconds)
+        write_scale(scale_file, given.tokens, save_steps)
         killer = Killer(killed, mean_seconds, given.seed)
         killer.start()
         checkpoint = train(scale_file, phase, killed)
         killer.is_over.set()
         assert checkpoint.digest == undisturbed.digest, "kills changed the result"
         measured, stretches = stretches_of(checkpoint)
-        baseline, _ = stretches_of(undisturbed)
     costs = interruptions(killer.kills, stretches)
     per_interruption = sum(cost["away"] + cost["repeated"] for cost in costs) / max(1, len(costs))
     report(
@@ -188,6 +200,7 @@ def main() -> None:
             name: round(getattr(measured, name), 1) for name in ("total", "productive", "paused", "waiting", "lost")
         },
         mean_seconds_between_kills=round(mean_seconds, 1),
+        save_interval_steps=save_steps,
         num_kills=len(killer.kills),
         interruptions=costs,
         is_same_digest=True,

@@ -38,7 +38,6 @@ EFFECT_RETRY_DELAY_SECONDS = 2
 JOB_RETRIES = 100
 """Times that one run submits a step's lost job again: a phase of weeks on thousands of accelerators loses jobs every
 day."""
-JOB_RETRY_DELAY_SECONDS = 2
 MAX_RETRIES_AT_A_CHECKPOINT = 3
 """Of these, times in a row without a new checkpoint: then the reason, for example memory, does not pass by itself."""
 
@@ -77,7 +76,6 @@ def run_step(
         cache_policy=NO_CACHE,
         persist_result=False,
         retries=JOB_RETRIES,
-        retry_delay_seconds=JOB_RETRY_DELAY_SECONDS,
         retry_condition_fn=_lost_its_job(run.log, name),
     )
     with run.log.running(name):

@@ -175,7 +175,7 @@ def test_a_job_that_is_lost_twice_is_submitted_again_by_the_flow_and_equals_the_
 
 
 @pytest.mark.parametrize(("error", "num_calls"), [("lost", 4), ("lost after saves", 9), ("failed", 1)])
-def test_only_lost_jobs_are_submitted_again_and_not_for_ever(error, num_calls, prefect_server, inputs, monkeypatch):
+def test_only_lost_jobs_are_submitted_again_and_not_for_ever(error, num_calls, prefect_server, inputs):
     calls, lines = [], []
 
     @step(content=("none",))
@@ -185,7 +185,6 @@ def test_only_lost_jobs_are_submitted_again_and_not_for_ever(error, num_calls, p
         saved = len(calls) if error == "lost after saves" and len(calls) < 6 else 6
         raise JobFailedError("toy", rank) if error == "failed" else JobLostError("toy", rank, saved)
 
-    monkeypatch.setattr("flows.running.run_step.JOB_RETRY_DELAY_SECONDS", 0)
     run = Run(load_scale("micro"), inputs.home, inputs.store, "", "", StageLog(lines.append))
     with pytest.raises(JobFailedError if error == "failed" else JobLostError):
         in_a_flow(run, lose_job)
