@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from configs.schema import TrainingResources
 from tasks.training.plan.machine import HOST_COPY_BYTES_PER_SECOND, HOURS_TO_FAILURE
+from tasks.training.plan.planned_needs import size
 
 NEAR_ENOUGH = 0.005
 """Share of the time: an interval that loses at most so much more than the best one is left as it is."""
@@ -24,6 +25,8 @@ class SaveInterval:
     """As configured."""
     best_steps: int
     seconds_per_step: float
+    state_bytes: int
+    """Of one checkpoint."""
     lost: float
     """Share of the time that goes to saves and to steps taken again, as configured."""
     least_lost: float
@@ -38,7 +41,8 @@ class SaveInterval:
         now, best = (steps * self.seconds_per_step / 60 for steps in (self.steps, self.best_steps))
         return (
             f"a save every {self.steps:,} steps ({now:,.1f} minutes) loses {self.lost:.1%} of the time to saves and to "
-            f"steps that failures repeat, one every {self.best_steps:,} ({best:,.1f} minutes) {self.least_lost:.1%}: "
+            f"steps that failures repeat, one every {self.best_steps:,} ({best:,.1f} minutes) {self.least_lost:.1%}, "
+            f"and writes {size(self.state_bytes / best / 60)}/s: "
             f"--set phases.{phase}.resources.save_interval_steps={self.best_steps}"
         )
 
@@ -61,4 +65,4 @@ def save_interval(
 
     best = best_seconds_between_saves(save_seconds, seconds_to_failure) / seconds_per_step
     configured, best_steps = min(resources.save_interval_steps, num_steps), min(max(1, round(best)), num_steps)
-    return SaveInterval(configured, best_steps, seconds_per_step, lost(configured), lost(best_steps))
+    return SaveInterval(configured, best_steps, seconds_per_step, state_bytes, lost(configured), lost(best_steps))
