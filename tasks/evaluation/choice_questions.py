@@ -16,7 +16,7 @@ from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.prompts.benchmark_records import record_lines
-from tasks.data.prompts.published_layouts import LacksError, in_form_of_kind
+from tasks.data.prompts.published_layouts import LacksError, in_form_of_kind, passage_of
 from tasks.data.readers.record_lines import TABLES
 from tasks.data.records.documents import document_id
 from tasks.evaluation.items import CHOICE
@@ -90,7 +90,10 @@ def question_of(record: Mapping[str, Any]) -> Parsed | None:
     if not all(isinstance(choice, str) and choice.strip() for choice in choices):
         return None
     right = _right_choice(record.get("gold", record.get("answer")), choices)
-    return None if right is None else (_with_cue(text, is_bare="query" not in record), choices, right)
+    is_bare = "query" not in record
+    if is_bare and (passage := passage_of(record)):
+        text, is_bare = f"{passage}\nQuestion: {text.strip()}{ANSWER_CUE}", False
+    return None if right is None else (_with_cue(text, is_bare=is_bare), choices, right)
 
 
 def _right_choice(given: Any, choices: Sequence[str]) -> int | None:

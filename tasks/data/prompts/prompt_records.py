@@ -24,7 +24,7 @@ from tasks.data.environments.repository_tests import name_of
 from tasks.data.problems.refusals import HARMFUL, HARMLESS, expected_behaviour
 from tasks.data.prompts.constraints import constraint_problem
 from tasks.data.prompts.function_calls import ExpectedCall
-from tasks.data.prompts.published_layouts import LacksError, in_form_of_kind
+from tasks.data.prompts.published_layouts import LacksError, in_form_of_kind, passage_of
 from tasks.data.readers.json_lines import is_deep
 from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import asked_question, code_parts, math_parts, only_question
@@ -99,7 +99,8 @@ def _choice(record: Given) -> tuple[str, str, str]:
     elif isinstance(given, str):
         # The text of a choice comes first: choices may be letters themselves, in another order.
         answer = letters[choices.index(given)] if choices.count(given) == 1 else given if given in [*letters] else ""
-    return "\n".join([question, "", *lines, "", CHOOSE]) if question else "", "[]", answer
+    passage = [passage_of(record), ""] if passage_of(record) else []
+    return "\n".join([*passage, question, "", *lines, "", CHOOSE]) if question else "", "[]", answer
 
 
 def _constraints(record: Given) -> tuple[str, str, str]:

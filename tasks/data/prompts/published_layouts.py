@@ -23,6 +23,7 @@ UNBRACED_BOX = re.compile(r"\\boxed\s+([^$]+)")
 """`\\boxed 5`, as some solutions of MATH write it."""
 CHOICE_KINDS = ("choice", "lettered_choice")
 LAST_WORD = "last_word"
+PASSAGES = ("article", "passage", "context")
 GPQA_CHOICES = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
@@ -137,13 +138,16 @@ def _mmlu_pro(record: Record) -> dict[str, Any]:
 
 
 def _gpqa(record: Record) -> dict[str, Any]:
-    """The choices in an order by hash: the file has the right one first."""
     question = given_text(record, ("Question",)).strip()
     choices = [given_text(record, (name,)).strip() for name in GPQA_CHOICES]
+    return {"question": question, "choices": _by_hash(question, choices)}
+
+
+def _by_hash(question: str, choices: list[str]) -> list[str]:
+    """Choices of which the file has the right one first, in an order by hash."""
     if len({*choices}) < len(choices):
         raise LacksError("two of its answers are the same")
-    choices.sort(key=lambda choice: hashlib.sha256(f"{question}\n{choice}".encode()).digest())
-    return {"question": question, "choices": choices}
+    return sorted(choices, key=lambda choice: hashlib.sha256(f"{question}\n{choice}".encode()).digest())
 
 
 def _gpqa_right(record: Record, asked: Record) -> int:
@@ -175,14 +179,17 @@ def _truthfulqa(record: Record) -> dict[str, Any]:
     choices, labels = (targets.get("choices"), targets.get("labels")) if isinstance(targets, dict) else (None, None)
     if not isinstance(choices, list) or not isinstance(labels, list) or len(choices) != len(labels):
         raise LacksError("mc1_targets has no lists choices and labels of the same length")
-    return {"question": given_text(record, ("question",)), "choices": choices}
+    if not all(isinstance(choice, str) for choice in choices):
+        raise LacksError("mc1_targets has no list of texts in choices")
+    question = given_text(record, ("question",))
+    return {"question": question, "choices": _by_hash(question, choices)}
 
 
-def _only_label(record: Record, _: Record) -> int:
-    labels = record["mc1_targets"]["labels"]
+def _only_label(record: Record, asked: Record) -> int:
+    choices, labels = record["mc1_targets"]["choices"], record["mc1_targets"]["labels"]
     if labels.count(1) != 1:
         raise LacksError(f"mc1_targets marks {labels.count(1)} of its choices as right, not one")
-    return labels.index(1)
+    return asked["choices"].index(choices[labels.index(1)])
 
 
 def _boolq(record: Record) -> dict[str, Any]:
@@ -268,3 +275,8 @@ LAYOUTS = (
     Layout("MATH", ("math",), ("problem", "solution"), _math, unless=ANSWER_FIELDS),
     Layout("AIME", ("math",), ("Problem", "Answer"), _capitalised, unless=("problem", "question")),
 )
+
+
+def passage_of(record: Record) -> str:
+    """The text that a question is about, as RACE's `article`; empty where the record has none."""
+    return next((text.strip() for name in PASSAGES if isinstance(text := record.get(name), str)), "")

@@ -18,7 +18,16 @@ from tasks.data.prompts.constraints import satisfies
 from tasks.data.prompts.function_calls import calls_agree
 from tasks.data.sandbox.code_sandbox import FAILED, PASSED, find_verdict
 from tasks.data.seeds.code_answers import program_of
-from tasks.data.seeds.math_answers import TEXT, answers_agree, boxed_answers, final_answer, without_emphasis
+from tasks.data.seeds.math_answers import (
+    BOLD,
+    BOX,
+    LEFT_OUT,
+    TEXT,
+    answers_agree,
+    boxed_answers,
+    final_answer,
+    without_emphasis,
+)
 from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, EXACT, MATH, SAFETY, TOOLS
 
 MAX_BOXES = 8
@@ -89,8 +98,10 @@ def agrees_mathematically(answer: str, expected: str) -> bool:
     boxed = list(dict.fromkeys(boxed_answers(answer)))
     if len(boxed) > MAX_BOXES or any(not answers_agree(each, boxed[0]) for each in boxed[1:]):
         return False
-    stated = final_answer(answer) or ("" if "\n" in answer else without_emphasis(answer))
-    return bool(stated) and answers_agree(stated, expected)
+    stated = boxed[-1] if boxed else final_answer(answer) or ("" if "\n" in answer else without_emphasis(answer))
+    if (inner := boxed_answers(stated)) and stated == f"{BOX}{inner[0]}}}":
+        stated = inner[0]
+    return bool(stated) and answers_agree(stated, final_answer(expected) if BOX in expected else expected)
 
 
 def passes_tests(answer: str, expected: str) -> bool | None:
@@ -103,10 +114,10 @@ def passes_tests(answer: str, expected: str) -> bool | None:
 def chooses(answer: str, expected: str) -> bool:
     """The letter of one choice, by itself, in a box, or after `answer:`; as LaTeX's text, in brackets or with a full
     stop."""
-    if any(each != boxed_answers(answer)[0] for each in boxed_answers(answer)):
+    if len(set(boxed_answers(answer))) > 1:
         return False
-    stated = TEXT.sub(r"\1", final_answer(answer) or answer)
-    return without_emphasis(stated).strip("().") == expected
+    stated = LEFT_OUT.sub(" ", BOLD.sub(r"\1", TEXT.sub(r"\1", final_answer(answer) or answer)))
+    return without_emphasis(stated).strip("(). ") == expected
 
 
 def follows_constraints(answer: str, expected: str) -> bool:

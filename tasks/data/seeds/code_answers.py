@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
-BLOCK = re.compile(r"```(?:python)?[^\n]*\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+PYTHON = ("python", "python3", "py")
 
 
 def program_of(text: str) -> str:
-    """Blocks that an answer opens and closes, one after the other; the text itself where it has none."""
-    blocks = BLOCK.findall(text)
-    return "\n".join(blocks) if blocks else text
+    """Blocks of Python that an answer opens and closes, one after the other; those of no named language where it has
+    none; the text itself where it has neither."""
+    blocks = [(language.lower(), textwrap.dedent(code)) for language, code in BLOCK.findall(text)]
+    python = [code for language, code in blocks if language in PYTHON]
+    return "\n".join(python or [code for language, code in blocks if not language]) or text

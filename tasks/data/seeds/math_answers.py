@@ -14,13 +14,30 @@ ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>=]+)>>")
 """Annotations of GSM8K's calculator: `<<48/2=24>>`."""
 MARK = re.compile(r"(?:####|answers?[\s*]*+(?:[:=]|(?:is|are)\b))[\s*:=]*+", re.IGNORECASE)
 EMPHASIS = "* \t\r\n"
-LEFT_OUT = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\\%|%|\^\\circ|\^\{\\circ\}|\s+")
-TEXT = re.compile(r"\\(?:text(?:normal|rm)?|mbox)\s*+\{([^{}]*+)\}")
+LEFT_OUT = re.compile(
+    r"\\left|\\right|\\[bB]ig+[lr]?(?![a-z])|\\q?quad|\\displaystyle|(?<!\\)\\[!,;:() \[\]]|~|\\\$|\$|\\%|%"
+    r"|\^\\circ|\^\{\\circ\}|°|\s+"
+)
+BETWEEN_DIGITS = re.compile(r"(?<=\d)(?:\s|\\?%|\^\\circ|\^\{\\circ\}|°)++(?=\d)")
+GROUP = re.compile(r"\s++\d{3}(?!\d)")
+"""Three digits after a blank: of one number, as in 12 000."""
+DISPLAYED = re.compile(r"\s*+(?:\$\$(.*?)\$\$|\\\[(.*?)\\\])", re.DOTALL)
+SENTENCE = re.compile(r"(\$[^$\n]++\$|\\\([^\n]*?\\\))\.\s")
+"""Mathematics that ends a sentence."""
+TEXT = re.compile(r"\\(?:text(?:normal|rm)?|mbox|mathrm)\s*+\{([^{}]*+)\}")
+BOLD = re.compile(r"\\(?:textbf|mathbf|boldsymbol)\{\s*+\(?([^{}()]*+)\)?\s*+\}")
 MEASURED = re.compile(
-    r"((?:(?<!_)\d|\}|\\pi|\\circ|%)\$?+(?:(?:\\right)?\))?(?:\s|\\[,;:! ])*+)?" + TEXT.pattern + r"(\^(?:\d|\{\d\}))?"
+    r"((?:(?<!_)\d|\}|\\pi|\\circ|%)\$?+(?:(?:\\right)?\))?(?:\s|~|\\[,;:! ])*+)?"
+    + TEXT.pattern
+    + r"(\^(?:\d|\{\d\}))?"
 )
 """A text after what ends a number, or without one; and the power of a unit."""
-NO_UNIT = re.compile(r",|\b(?:or|and|if|is|are|not|than)\b|(?<![a-z])\d", re.IGNORECASE)
+NO_UNIT = re.compile(
+    r",|\b(?:or|and|if|is|are|not|than|hundred|thousand|million|billion|trillion|dozen|[ap]\.?\s?m)\b|(?<![a-z])\d"
+    r"|^[\s~]*+[ei][\s~]*+$",
+    re.IGNORECASE,
+)
+"""A text after a number that is no unit: it joins, or it is a factor, an hour, Euler's number or the imaginary one."""
 GOES_ON = re.compile(r"\s*+[\w(]")
 JOINING_TEXT = re.compile(r"(?:,\s*+)?\\(?:text|mbox)\{\s*+,?\s*+(?:or|and)\s*+\}")
 JOINING_WORD = re.compile(r"(?:,\s*+)?(?<=[\s\d$)}])(?:or|and)(?=[\s\d$(\\])")
@@ -36,7 +53,7 @@ MIXED = re.compile(
     r"(?<![\w.})^_/])(\d+)(?:\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)(\d)(?!\d))|\s+(\d+)/(\d+)(?![\d.]))"
 )
 """A mixed number: `2\\frac{1}{2}` or `2 1/2`."""
-FRACTION = re.compile(r"\\frac\{(-?\d+)\}\{(-?\d+)\}|\\frac(\d)(\d)")
+FRACTION = re.compile(r"(?<![\d.}])(?:\\frac\{(-?\d+)\}\{(-?\d+)\}|\\frac(\d)(\d))(?![\d.{])")
 BOX = "\\boxed{"
 BRACKETS = re.compile(r"\\boxed\{|[{}]")
 MAX_CHARS = 500
@@ -52,8 +69,8 @@ APPLY = {
 
 
 def final_answer(text: str) -> str:
-    """The content of the last \\boxed{...}, else the rest of the line after the last `####`, `answer:`, `answer =` or
-    `answer is`; empty where there is none."""
+    """The content of the last \\boxed{...}, else what follows the last `####`, `answer:`, `answer =` or `answer is`: a
+    displayed formula, one that ends a sentence, or the rest of the line; empty where there is none."""
     start = text.rfind(BOX)
     if start >= 0:
         depth = 0
@@ -62,7 +79,13 @@ def final_answer(text: str) -> str:
             if depth == 0:
                 return text[start + len(BOX) : index].strip()
     marks = list(MARK.finditer(text))
-    return without_emphasis(text[marks[-1].end() :].partition("\n")[0]) if marks else ""
+    if not marks:
+        return ""
+    rest = text[marks[-1].end() :]
+    if displayed := DISPLAYED.match(rest):
+        return (displayed[1] or displayed[2] or "").strip()
+    sentence = SENTENCE.match(rest)
+    return sentence[1] if sentence else without_emphasis(rest.partition("\n")[0])
 
 
 def without_emphasis(answer: str) -> str:
@@ -71,14 +94,18 @@ def without_emphasis(answer: str) -> str:
 
 
 def boxed_answers(text: str) -> list[str]:
-    """The contents of all boxes that are closed, in one pass."""
+    """The contents of all boxes that are closed and in no other box, in one pass."""
     boxes: list[str] = []
     opened: list[int | None] = []
+    num_open = 0
     for bracket in BRACKETS.finditer(text):
         if bracket[0] != "}":
             opened.append(bracket.end() if bracket[0] == BOX else None)
+            num_open += bracket[0] == BOX
         elif opened and (start := opened.pop()) is not None:
-            boxes.append(text[start : bracket.start()].strip())
+            num_open -= 1
+            if not num_open:
+                boxes.append(text[start : bracket.start()].strip())
     return boxes
 
 
@@ -101,12 +128,18 @@ def without_annotations(text: str) -> str:
 
 
 def _unformatted(answer: str) -> str:
-    text = re.sub(r"\\[dt]frac", r"\\frac", answer.strip().rstrip("."))
-    text = re.sub(r"\\textbf\{\s*+\(?([^{}()]*+)\)?\s*+\}", r"\1", text)
+    text = re.sub(r"\\[dtc]frac", r"\\frac", answer.strip().rstrip("."))
+    text = BOLD.sub(r"\1", re.sub(r"\\[dt]binom", r"\\binom", text))
     text = MEASURED.sub(_without_unit, JOINING_TEXT.sub(", ", text))
     text = SEPARATOR.sub("", JOINING_WORD.sub(", ", text)).replace("{,}", ",")
     text = SUBSCRIPT.sub(lambda index: f"_{{{index[1] or index[2]}}}", _ungrouped(text))
-    return MIXED.sub(_improper, text) if len(text) <= MAX_CHARS else text
+    text = MIXED.sub(_improper, text) if len(text) <= MAX_CHARS else text
+    return BETWEEN_DIGITS.sub(_apart, text)
+
+
+def _apart(written: re.Match[str]) -> str:
+    """What stands between two digits joins them only where it groups the digits of one number."""
+    return "" if GROUP.match(written.string, written.start()) else " ; "
 
 
 def _without_unit(written: re.Match[str]) -> str:

@@ -76,6 +76,8 @@ class _UnreadableError(ValueError):
 def published_tests(record: Mapping[str, Any]) -> PublishedTests | None:
     """None for a record in another layout. A record is worth no tests if one of its fields cannot be read: the rest
     might be the examples of the question only."""
+    if "entry_point" in record and "def check(" in str(record.get("test", "")):
+        return NO_TESTS  # LeetCodeDataset: its `input_output` is written for people
     rewarded = record.get("reward_model")
     fields = [record.get(name) for name in FIELDS]
     fields.append(rewarded.get("ground_truth") if isinstance(rewarded, Mapping) else None)
@@ -124,7 +126,9 @@ def assertions(record: Mapping[str, Any]) -> str:
     functions = functions if isinstance(functions, str) and "def test" in functions else None
     given = record.get("test_list", record.get("tests", functions))
     listed = _value(given) if isinstance(given, str) else given
-    parts = [record.get("test_setup_code") or "", *listed] if isinstance(listed, list) else [given]
+    imports = record.get("test_imports")
+    setup = [*(imports if isinstance(imports, list) else []), record.get("test_setup_code") or ""]
+    parts = [*setup, *listed] if isinstance(listed, list) else [given]
     written = "\n".join(parts).strip() if _is_list_of(str, parts) else ""
     return written if re.search("assert|raise", written) else ""
 

@@ -29,7 +29,9 @@ QUESTION_FIELDS = (
     *("question", "problem", "quiz", "instructions", "text", "prompt", "query", "Problem", "Question"),
     *("question_content", "description"),
 )
-ANSWER_FIELDS = ("solution_text", "answer", "Answer", "expected_answer", "final_answer", "answer_number")
+ANSWER_FIELDS = ("answer_number", "solution_text", "answer", "Answer", "expected_answer", "final_answer")
+NO_ANSWERS = ("proof", "notfound", "nan", "inf", "-inf")
+"""What NuminaMath and tables write where there is none."""
 TRUTH_FIELDS = ("ground_truth", "label", "target")
 """Fields of a mathematical answer in data for other trainers."""
 GSM_MARK = "####"
@@ -140,8 +142,10 @@ def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
     fields = {"ground_truth": rewarded.get("ground_truth") if isinstance(rewarded, dict) else None}
     fields = {**record, **{name: value for name, value in fields.items() if value is not None}}
     names = (*ANSWER_FIELDS, *TRUTH_FIELDS)
-    given = next((fields[name] for name in names if isinstance(fields.get(name), (str, int, float))), "")
-    answer = f"{given:.15g}" if isinstance(given, float) else _one_of(str(given))
+    given = next((fields[name] for name in names if isinstance(fields.get(name), (str, int, float, list))), "")
+    answer = f"{given:.15g}" if isinstance(given, float) else _one_of(given)
+    if answer.strip().lower() in NO_ANSWERS:
+        return "", ""
     if GSM_MARK in answer:
         solution, _, answer = answer.rpartition(GSM_MARK)
         return answer.strip(), solution.strip()
@@ -150,16 +154,17 @@ def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
     return (boxes[-1] if boxes else answer).strip(), solution
 
 
-def _one_of(given: str) -> str:
-    """The answer of a JSON list of answers, as Skywork-OR1 has them; empty where they are several. Any other text is
-    the answer."""
+def _one_of(given: str | int | list[Any]) -> str:
+    """The answer of a list of answers, as OlympiadBench has them, or of one in JSON, as Skywork-OR1; empty where they
+    are several. Anything else is the answer."""
     try:
-        answers = json.loads(given) if given.lstrip().startswith('["') else None
+        is_json = isinstance(given, str) and given.lstrip().startswith('["')
+        answers = json.loads(given) if is_json else given
     except ValueError:
-        return given
+        return str(given)
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-        return given
-    return answers[0] if all(answers_agree(answer, answers[0]) for answer in answers[1:]) else ""
+        return "" if isinstance(given, list) else str(given)
+    return answers[0] if answers and all(answers_agree(answer, answers[0]) for answer in answers[1:]) else ""
 
 
 def code_parts(record: Mapping[str, Any]) -> CodeParts:

@@ -14,7 +14,8 @@ from tasks.data.prompts import verifiers
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of
 from tasks.data.prompts.verifiers import AskedPrompt, VerifierError, WrittenAnswer, verify_answers
 from tasks.data.sandbox import code_sandbox
-from tasks.data.seeds.seed_problems import code_parts
+from tasks.data.seeds.math_answers import boxed_answers
+from tasks.data.seeds.seed_problems import code_parts, math_parts
 from tests.support.data_inputs import SHARED_DATA
 
 HAS_DATA = pytest.mark.skipif(not SHARED_DATA.exists(), reason="no shared data here")
@@ -83,6 +84,30 @@ def test_a_generated_problem_wants_exactly_its_answer(text, answer, is_finished,
         ("\\boxed{2} and again \\boxed{2.0}", "2", True),
         ("\\boxed{\\text{Bob}}", "\\text{Evelyn}", False),
         ("\\boxed{\\text{ }}", "\\text{Evelyn}", False),
+        ("Therefore, the answer is \\(42\\).", "42", True),
+        ("Answer: \\(x = 3\\)", "3", True),
+        ("The correct answer is\n\n\\[5\\]\n", "5", True),
+        ("The answer is:\n\n$$\n42\n$$", "42", True),
+        ("The final answer is $3$. I hope it is correct.", "3", True),
+        ("\\boxed{7}", "$\\boxed{7}$", True),
+        ("\\boxed{\\boxed{3}}", "3", True),
+        ("\\boxed{5}", "5 \\mathrm{~cm}^{2}", True),
+        ("\\boxed{60}", "60°", True),
+        ("\\boxed{(3, \\quad 4)}", "\\bigl(3,4\\bigr)", True),
+        ("\\boxed{\\mathbf{3}}", "\\displaystyle 3", True),
+        ("\\boxed{12 000}", "12000", True),
+        (
+            "\\boxed{\\begin{pmatrix}-2 & 0\\\\0 & 1\\end{pmatrix}}",
+            "\\begin{pmatrix} -2 & 0 \\\\ 0 & 1 \\end{pmatrix}",
+            True,
+        ),
+        ("\\boxed{2\\frac{1}{2}}", "2.5", True),
+        ("\\boxed{3\\frac{5}{2}}", "35/2", False),
+        ("\\boxed{\\frac{1}{2}3}", "1/23", False),
+        ("\\boxed{1 2}", "12", False),
+        ("\\boxed{12^{\\circ}30}", "1230", False),
+        ("\\boxed{7\\text{ dozen}}", "7", False),
+        ("\\boxed{2\\mathrm{i}}", "2", False),
         ("\\boxed{1} \\boxed{2} \\boxed{3}", "3", False),
         ("\\boxed{1, 2, 3}", "3", False),
         ("\\boxed{1 \\boxed{3}}", "3", False),
@@ -94,6 +119,56 @@ def test_a_generated_problem_wants_exactly_its_answer(text, answer, is_finished,
 )
 def test_mathematics_wants_one_final_answer_that_is_equal(text, answer, is_right):
     assert verdict("math", answer, text) is is_right
+
+
+@pytest.mark.parametrize(
+    "text", ["Answer: $B$", "\\boxed{\\mathrm{B}}", "\\boxed{\\textbf{(B)}}", "\\boxed{B} " * 5000]
+)
+def test_a_choice_may_be_in_mathematics_or_bold(text):
+    assert verdict("choice", "B", text) is True and verdict("choice", "C", text) is False
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\ndef f():\n    return 5\n```\nFor example:\n```text\nf() -> 5\n```",
+        "```bash\npip install numpy\n```\n```py\ndef f():\n    return 5\n```",
+        "1. So:\n   ```python\n   def f():\n       return 5\n   ```",
+        "Call ```f``` here.\n```\ndef f():\n    return 5\n```",
+        "def f():\n    return 5",
+    ],
+)
+def test_a_program_is_its_blocks_of_python(text):
+    assert verdict("code_with_tests", suite_of("assert f() == 5"), text) is True
+
+
+def test_many_nested_boxes_are_one():
+    assert boxed_answers("\\boxed{" * 100_000 + "3" + "}" * 100_000)[0].startswith("\\boxed{")
+
+
+@pytest.mark.parametrize("answer", ["proof", "notfound", "NaN", float("nan"), ["1", "2"], []])
+def test_what_is_no_answer_is_no_reference(answer):
+    solution = "So it is." if isinstance(answer, list) else "So \\boxed{5}."
+    with pytest.raises(UnusablePromptError, match="no_answer"):
+        prompt_of("math", {"problem": "P", "solution": solution, "answer": answer})
+
+
+def test_answers_are_found_beside_sentences_and_in_lists():
+    assert math_parts({"answer": "Step-by-Step Answer: The answer is 11.", "answer_number": 11})[0] == "11"
+    assert math_parts({"final_answer": ["2"]})[0] == "2"
+
+
+def test_a_passage_is_asked_with_its_question():
+    record = {"article": "Tom lost his dog.", "question": "Who lost it?", "options": ["Ann", "Tom"], "answer": "B"}
+    assert prompt_of("choice", record).question.startswith("Tom lost his dog.\n\nWho lost it?\n\nA. Ann")
+
+
+def test_the_right_choice_of_truthfulqa_is_not_always_the_first():
+    records = [
+        {"question": f"{number}?", "mc1_targets": {"choices": ["Yes.", "No.", "Both."], "labels": [1, 0, 0]}}
+        for number in range(30)
+    ]
+    assert {prompt_of("choice", record).answer for record in records} == {"A", "B", "C"}
 
 
 @pytest.mark.parametrize("kind", sorted(verifiers.VERIFIERS))

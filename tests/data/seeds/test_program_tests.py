@@ -200,3 +200,16 @@ def test_the_layouts_are_benchmarks_too():
         assert is_right("program", question.prompt, question.expected, f"```python\n{SUM}\n```")
         assert not is_right("program", question.prompt, question.expected, f"```python\n{WRONG}\n```")
         assert json.loads(question.expected)["module"] == STANDARD_INPUT
+
+
+def test_imports_of_tests_stand_before_them():
+    record = {"test_imports": ["import math"], "test_setup_code": "", "test_list": ["assert math.isclose(f(), 1)"]}
+    assert program_tests.assertions(record) == "import math\n\nassert math.isclose(f(), 1)"
+
+
+def test_examples_for_people_beside_a_check_are_no_inputs():
+    record = {"entry_point": "Solution().f", "test": "def check(candidate):\n    assert candidate(1) == 1"}
+    assert (
+        program_tests.published_tests(record | {"input_output": [{"input": "n = 1", "output": "1"}]})
+        == program_tests.NO_TESTS
+    )
