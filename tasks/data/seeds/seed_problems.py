@@ -158,8 +158,7 @@ def _one_of(given: str | int | list[Any]) -> str:
     """The answer of a list of answers, as OlympiadBench has them, or of one in JSON, as Skywork-OR1; empty where they
     are several. Anything else is the answer."""
     try:
-        is_json = isinstance(given, str) and given.lstrip().startswith('["')
-        answers = json.loads(given) if is_json else given
+        answers = json.loads(given) if isinstance(given, str) and given.lstrip().startswith('["') else given
     except ValueError:
         return str(given)
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
