@@ -99,8 +99,12 @@ def _choice(record: Given) -> tuple[str, str, str]:
     elif isinstance(given, str):
         # The text of a choice comes first: choices may be letters themselves, in another order.
         answer = letters[choices.index(given)] if choices.count(given) == 1 else given if given in [*letters] else ""
-    passage = [passage_of(record), ""] if passage_of(record) else []
-    return "\n".join([*passage, question, "", *lines, "", CHOOSE]) if question else "", "[]", answer
+    passage = passage_of(record)
+    return (
+        "\n".join([*([passage, ""] if passage else []), question, "", *lines, "", CHOOSE]) if question else "",
+        "[]",
+        answer,
+    )
 
 
 def _constraints(record: Given) -> tuple[str, str, str]:

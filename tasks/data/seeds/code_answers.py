@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-BLOCK = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)```[ \t]*$", re.DOTALL | re.MULTILINE)
 PYTHON = ("python", "python3", "py")
 
 

@@ -129,6 +129,7 @@ def without_annotations(text: str) -> str:
 
 def _unformatted(answer: str) -> str:
     text = re.sub(r"\\[dtc]frac", r"\\frac", answer.strip().rstrip("."))
+    text = re.sub(r"\\frac\s*(\d)\s+(\d)(?!\d)", r"\\frac\1\2", text)
     text = BOLD.sub(r"\1", re.sub(r"\\[dt]binom", r"\\binom", text))
     text = MEASURED.sub(_without_unit, JOINING_TEXT.sub(", ", text))
     text = SEPARATOR.sub("", JOINING_WORD.sub(", ", text)).replace("{,}", ",")

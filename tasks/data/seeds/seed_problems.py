@@ -142,7 +142,7 @@ def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
     fields = {"ground_truth": rewarded.get("ground_truth") if isinstance(rewarded, dict) else None}
     fields = {**record, **{name: value for name, value in fields.items() if value is not None}}
     names = (*ANSWER_FIELDS, *TRUTH_FIELDS)
-    given = next((fields[name] for name in names if isinstance(fields.get(name), (str, int, float, list))), "")
+    given = next((fields[name] for name in names if _is_answer(fields.get(name))), "")
     answer = f"{given:.15g}" if isinstance(given, float) else _one_of(given)
     if answer.strip().lower() in NO_ANSWERS:
         return "", ""
@@ -152,6 +152,11 @@ def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
     solution = record["solution"] if isinstance(record.get("solution"), str) else ""
     boxes = [] if answer.strip() else boxed_answers(solution)
     return (boxes[-1] if boxes else answer).strip(), solution
+
+
+def _is_answer(given: object) -> bool:
+    is_list = isinstance(given, list) and bool(given) and all(isinstance(each, str) for each in given)
+    return is_list or isinstance(given, str | int | float)
 
 
 def _one_of(given: str | int | list[Any]) -> str:

@@ -102,6 +102,7 @@ def test_a_generated_problem_wants_exactly_its_answer(text, answer, is_finished,
             True,
         ),
         ("\\boxed{2\\frac{1}{2}}", "2.5", True),
+        ("\\boxed{\\frac 1 2}", "0.5", True),
         ("\\boxed{3\\frac{5}{2}}", "35/2", False),
         ("\\boxed{\\frac{1}{2}3}", "1/23", False),
         ("\\boxed{1 2}", "12", False),
@@ -136,6 +137,7 @@ def test_a_choice_may_be_in_mathematics_or_bold(text):
         "1. So:\n   ```python\n   def f():\n       return 5\n   ```",
         "Call ```f``` here.\n```\ndef f():\n    return 5\n```",
         "def f():\n    return 5",
+        "```python\ndef f():\n    return 5```\nThat is it.",
     ],
 )
 def test_a_program_is_its_blocks_of_python(text):
