@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.environment import PEERS_PYTHON
 from benchmarks.results import report
 from configs.load import load_scale
 from configs.schema import ClassifierRecipe
@@ -45,7 +46,6 @@ from tasks.data.text.prose_text import Beginnings
 from tests.support.data_inputs import compute
 
 DATA = ROOT.parent / "shared" / "data"
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
 LABELS = ("safety/davidson_toxicity", "safety/forum_hate", "safety/wikipedia_comments", "quality/dclm_human_quality")
 CLEAN = (
     "text/c4_sample",
@@ -157,10 +157,10 @@ def _quality(recipe: ClassifierRecipe) -> dict[str, Any]:
 
 def _peer_scores(texts: list[str]) -> np.ndarray | None:
     """alt-profanity-check, in the peers' environment: its model is a pickle."""
-    if not PEERS.is_file():
+    if not PEERS_PYTHON.is_file():
         return None
     ran = subprocess.run(
-        [str(PEERS), "-W", "ignore", "-c", PEER_CODE],
+        [str(PEERS_PYTHON), "-W", "ignore", "-c", PEER_CODE],
         input=json.dumps(texts),
         capture_output=True,
         text=True,

@@ -33,6 +33,7 @@ import psutil
 import pyarrow.parquet as pq
 
 from benchmarks.inputs.dedup_corpus import NUM_DOCUMENTS, Corpus, LabelledSet, build_corpus, labelled_sets, read_corpus
+from benchmarks.peers.environment import peers_python
 from benchmarks.processor_time import processor_time
 from benchmarks.results import WRITE_FLAG, report
 from configs.schema import DeduplicationRecipe, SparkResources
@@ -55,7 +56,6 @@ DOCUMENTS_PER_PARTITION = 50_000
 NUM_WORKERS = 2
 TRUE_SIMILARITY = 0.8
 WARM_UP_DOCUMENTS = 500
-PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,8 @@ def run_datatrove(texts: list[str], directory: Path, words: str) -> dict[str, An
         with gzip.open(directory / "input" / f"{worker}.jsonl.gz", "wt", compresslevel=1, encoding="utf-8") as file:
             file.writelines(lines)
     script = ROOT / "benchmarks" / "peers" / "dedup_datatrove.py"
-    command = [
-        str(PEERS_PYTHON),
-        str(script),
-        str(directory / "input"),
-        str(directory / "output"),
-        str(NUM_WORKERS),
-        words,
-    ]
+    folders = (str(directory / "input"), str(directory / "output"))
+    command = [peers_python(), str(script), *folders, str(NUM_WORKERS), words]
     with (
         open(directory / "stdout", "w+") as stdout,
         open(directory / "stderr", "w") as stderr,
@@ -247,6 +241,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Ours, the peer, the truth; one JSON line."""
     options = arguments()
+    if not options.no_peer:
+        peers_python()  # before ours is measured
     corpus = (
         read_corpus(options.input, options.documents)
         if options.input

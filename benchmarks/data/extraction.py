@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.data.extraction_warc import warc_rates
+from benchmarks.peers.environment import peers_python
 from benchmarks.peers.extraction_libraries import LIBRARIES
 from benchmarks.results import report
 from infra.code_digest import ROOT
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
 
 DATA = ROOT.parent / "shared" / "data" / "html"
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
 LIMIT_SECONDS = 300
 IN_PEERS = ("boilerpy3 article", "boilerpy3 default", "goose3")
 """Not among the product's dependencies."""
@@ -104,7 +104,7 @@ def _library_texts(pages: list[Page], directory: Path) -> dict[str, tuple[list[s
     path.write_text("".join(json.dumps({"html": page["html"]}) + "\n" for page in pages), encoding="utf-8")
     results = {}
     for name in LIBRARIES:
-        python = str(PEERS) if name in IN_PEERS else sys.executable
+        python = peers_python() if name in IN_PEERS else sys.executable
         command = [python, str(ROOT / "benchmarks" / "peers" / "extraction_libraries.py"), str(path), name]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
         if ran.returncode:
@@ -162,12 +162,13 @@ def _halves(articles: list[Page], texts: list[str]) -> tuple[float, float]:
 
 def main() -> None:
     """Print the table and the JSON line."""
+    peers_python()  # before ours is measured
     articles, marked = _pages("article_extraction"), _pages("extraction_segments")
     with tempfile.TemporaryDirectory() as directory:
         results = _library_texts([*articles, *marked], Path(directory))
         results[OURS] = _our_texts([*articles, *marked])
         table = _table(articles, marked, results)
-        rates = warc_rates([*articles, *marked] * COPIES, Path(directory), PEERS)
+        rates = warc_rates([*articles, *marked] * COPIES, Path(directory))
     libraries = {name: row for name, row in table.items() if name != OURS}
     best = max(libraries, key=lambda name: libraries[name]["f1"])
     report(

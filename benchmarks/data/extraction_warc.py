@@ -55,7 +55,7 @@ def write_warc(pages: list[dict[str, Any]], path: Path) -> None:
             file.write(gzip.compress(header.encode() + payload + b"\r\n\r\n", mtime=0))
 
 
-def warc_rates(pages: list[dict[str, Any]], directory: Path, peers: Path) -> dict[str, Any]:
+def warc_rates(pages: list[dict[str, Any]], directory: Path) -> dict[str, Any]:
     """Pages per second and processor seconds of ours and of datatrove, two workers each, and how many documents each
     gave."""
     for number in range(NUM_FILES):
@@ -66,7 +66,7 @@ def warc_rates(pages: list[dict[str, Any]], directory: Path, peers: Path) -> dic
         seconds, num_documents = _ours(directory / "warc")
     stop_spark()
     script = str(ROOT / "benchmarks" / "peers" / "extraction_datatrove.py")
-    command = [str(peers), script, str(directory / "warc"), str(directory / "datatrove"), str(WORKERS)]
+    command = [peers_python(), script, str(directory / "warc"), str(directory / "datatrove"), str(WORKERS)]
     with ProcessorTime() as datatrove:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True)
     processor = {"ours": ours.seconds, "datatrove": datatrove.seconds}

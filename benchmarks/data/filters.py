@@ -21,6 +21,7 @@ import time
 
 import numpy as np
 
+from benchmarks.peers.environment import peers_python
 from benchmarks.results import report
 from configs.load import load_scale
 from infra.code_digest import ROOT
@@ -29,7 +30,6 @@ from tasks.data.scoring.language_id import identify_languages
 from tasks.data.text.prose_text import prose_of
 from tests.support.data_inputs import SHARED_DATA
 
-PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 MAX_CHARS, DOCUMENT_CHARS = 600_000, 6000
 BATCH_DOCUMENTS = 60
 NUM_ROUNDS = 2
@@ -144,7 +144,7 @@ def run_peer(texts: list[str]) -> dict[str, dict]:
         json.dump(texts, file)
         file.flush()
         script = ROOT / "benchmarks" / "peers" / "filters_datatrove.py"
-        done = subprocess.run([PEER_PYTHON, script, file.name], check=True, capture_output=True, text=True)
+        done = subprocess.run([peers_python(), script, file.name], check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -164,6 +164,7 @@ def agreement(measures: dict[str, np.ndarray], reasons: dict[str, list[str]]) ->
 
 
 def main() -> None:
+    peers_python()  # before ours is measured
     texts = english_texts()
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     run_ours(texts[:BATCH_DOCUMENTS])

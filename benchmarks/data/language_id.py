@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.environment import peers_python
 from benchmarks.peers.language_id_libraries import LIBRARIES
 from benchmarks.results import report
 from configs.load import load_scale
@@ -35,7 +36,6 @@ from infra.code_digest import ROOT
 from tasks.data.scoring.language_id import identify_languages, iso_code
 
 DATA = ROOT.parent / "shared" / "data" / "multilingual"
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
 LIMIT_SECONDS = 400
 MAX_CHARS = 2000
 OURS = "CLD2, lid.176, py3langid (ours)"
@@ -57,7 +57,7 @@ def _sentences(per_language: int) -> list[tuple[str, str]]:
 def _library_codes(texts: list[str], name: str, directory: Path) -> tuple[list[str], float]:
     path = directory / "texts.jsonl"
     path.write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
-    command = [str(PEERS), str(ROOT / "benchmarks" / "peers" / "language_id_libraries.py"), str(path), name]
+    command = [peers_python(), str(ROOT / "benchmarks" / "peers" / "language_id_libraries.py"), str(path), name]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     if ran.returncode:
         raise ValueError(f"{name}: {ran.stderr[-500:]}: run `make env-peers`")
@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=300, help="per language, of 300")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
+    peers_python()  # before ours is measured
     pairs = _sentences(arguments.sentences)
     gold, texts = [true for true, _ in pairs], [text for _, text in pairs]
     table, beside, codes = {}, {}, {}

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.environment import peers_python
 from benchmarks.results import WRITE_FLAG, report
 from infra.code_digest import ROOT
 from tasks.data.extraction.wikitext import is_redirect, wikitext_to_text
@@ -38,7 +39,6 @@ from tasks.data.scoring.ngram_model import LONGEST_NUMBER, NgramCounts, NgramMod
 from tasks.data.text.words import split_words
 
 DATA = ROOT.parent / "shared" / "data"
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
 ARTICLES, JUDGED = "text/enwiki_sample_pages_articles.xml.bz2", "quality/dclm_human_quality.jsonl.gz"
 BOOKS = "text/gutenberg_en.jsonl.gz"
 """Scored as well, for the speed."""
@@ -110,7 +110,7 @@ class Peer:
     def __init__(self, model: Path, texts: Path) -> None:
         script = str(ROOT / "benchmarks" / "peers" / "kenlm_scores.py")
         self._process = subprocess.Popen(
-            [str(PEERS), script, str(model), str(texts)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [peers_python(), script, str(model), str(texts)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.perplexities = np.array(self._answer())
 
@@ -179,8 +179,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(WRITE_FLAG, action="store_true")
     parser.parse_args()
-    if not DATA.is_dir() or not PEERS.exists():
-        raise SystemExit(f"this benchmark needs {DATA} and {PEERS}: put the shared data there and run `make env-peers`")
+    if not DATA.is_dir():
+        raise SystemExit(f"this benchmark needs {DATA}: put the shared data there")
+    peers_python()  # before ours is measured
     articles, pages = _articles(), _rows(JUDGED)
     is_poor = np.array([page["label"] == 0 for page in pages])
     texts = [row["text"] for row in (*pages, *_rows(BOOKS))]

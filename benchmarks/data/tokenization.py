@@ -29,6 +29,7 @@ from benchmarks.inputs.tokenize_steps import (
     shard_files,
     shared_corpus,
 )
+from benchmarks.peers.environment import peers_python
 from benchmarks.results import report
 from infra.code_digest import ROOT
 from infra.machine.spark import stop_spark
@@ -37,7 +38,6 @@ from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 from tests.support.data_inputs import compute, write_jsonl
 
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
 TOKENIZER_DOCUMENTS = 4000
 
 
@@ -47,8 +47,7 @@ def main() -> None:
     parser.add_argument("--input", type=Path, help="folder of *.jsonl.gz files with id and text")
     parser.add_argument("--write", action="store_true", help="store the record in benchmarks/results/")
     arguments = parser.parse_args()
-    if not PEERS.exists():
-        raise SystemExit(f"this benchmark needs {PEERS}: run `make env-peers`")
+    peers_python()  # before ours is measured
     with tempfile.TemporaryDirectory() as folder:
         source = arguments.input or shared_corpus(Path(folder) / "input")
         texts = [record["text"] for path in files_of(source) for record in records_of(path)]
@@ -93,7 +92,7 @@ def measure_ours(source: Path, root: Path, tokenizer: Artifact[TrainedTokenizer]
 def measure_peer(source: Path, target: Path, tokenizer_path: Path) -> dict[str, float]:
     """The same by datatrove, in its own environment."""
     script = str(ROOT / "benchmarks" / "peers" / "tokenize_datatrove.py")
-    command = [str(PEERS), script, str(source), str(target), str(tokenizer_path), END_OF_TEXT, str(NUM_WORKERS)]
+    command = [peers_python(), script, str(source), str(target), str(tokenizer_path), END_OF_TEXT, str(NUM_WORKERS)]
     cpu: dict[int, float] = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
         while running.poll() is None:

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.peers.environment import peers_python
 from benchmarks.results import report
 from infra.code_digest import ROOT
 from tasks.data.readers.source_bytes import HashingReader
 from tasks.data.readers.web_archives import archive_pages
 
 ARCHIVES = ROOT.parent / "shared" / "data" / "warc"
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
 NAMES = ("dolma_sample-0000.warc.gz", "resiliparse_warcfile.warc.gz", "whirlwind.warc.gz")
 COPIES, ROUNDS, MAX_RECORD_BYTES = 40, 3, 50_000_000
 DATATROVE = """
@@ -40,14 +40,13 @@ print(json.dumps({"pages": pages, "seconds": min(read_seconds)}))
 
 def main() -> None:
     """Measure and report."""
-    if not ARCHIVES.is_dir() or not PEERS.exists():
-        raise SystemExit(
-            f"this benchmark needs {ARCHIVES} and {PEERS}: put the shared data there and run `make env-peers`"
-        )
+    if not ARCHIVES.is_dir():
+        raise SystemExit(f"this benchmark needs {ARCHIVES}: put the shared data there")
+    python = peers_python()
     data = b"".join((ARCHIVES / name).read_bytes() for name in NAMES) * COPIES
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "pages.warc.gz").write_bytes(data)
-        command = [str(PEERS), "-c", DATATROVE, directory, str(ROUNDS)]
+        command = [python, "-c", DATATROVE, directory, str(ROUNDS)]
         ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     theirs = json.loads(ran.stdout.strip().splitlines()[-1])
     pages, seconds = _fastest(
