@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Self
 
+from benchmarks.peers.environment import peers_python
 from configs.load import load_scale
 from configs.schema import SparkResources
 from infra.code_digest import ROOT
