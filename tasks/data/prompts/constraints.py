@@ -46,6 +46,10 @@ def _holds(number: int, relation: str, bound: int) -> bool:
     return number >= bound if relation == AT_LEAST else number < bound
 
 
+def _without_blanks(text: str) -> str:
+    return "".join(text.split()).upper()
+
+
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text)
 
@@ -103,7 +107,9 @@ def has_placeholders(text: str, num_placeholders: int) -> bool:
 
 
 def has_postscript(text: str, postscript_marker: str) -> bool:
-    return any(line.strip().upper().startswith(postscript_marker.upper()) for line in text.splitlines())
+    """At the start of a line, after Markdown's marks if there are any; `P. S.` is `P.S.`."""
+    marker = _without_blanks(postscript_marker)
+    return any(_without_blanks(line).lstrip("*_#>-").startswith(marker) for line in text.splitlines())
 
 
 def has_bullets(text: str, num_bullets: int) -> bool:
@@ -140,8 +146,10 @@ def has_title(text: str) -> bool:
 
 
 def has_two_responses(text: str) -> bool:
-    parts = [part.strip() for part in text.split(RESPONSE_MARK)]
-    return len(parts) == 2 and all(parts) and parts[0] != parts[1]
+    """Divided by `******`; one at the start or the end divides nothing."""
+    first, *others = [part.strip() for part in text.split(RESPONSE_MARK)]
+    inner, responses = others[:-1], [part for part in (first, *others) if part]
+    return all(inner) and len(responses) == 2 and responses[0] != responses[1]
 
 
 def repeats_prompt(text: str, prompt_to_repeat: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, EXACT, MAT
 
 MAX_BOXES = 8
 """Boxes with different texts that may be equal: more are a guess."""
+
+NAMED_CHOICE = re.compile(r"([A-Z])\**[.):]\** (?!.*\b[A-Z]\**[.):]).*")
+"""A letter and its choice's text, in which no other letter is marked."""
 
 
 class VerifierError(RuntimeError):
@@ -112,12 +116,14 @@ def passes_tests(answer: str, expected: str) -> bool | None:
 
 
 def chooses(answer: str, expected: str) -> bool:
-    """The letter of one choice, by itself, in a box, or after `answer:`; as LaTeX's text, in brackets or with a full
-    stop."""
+    """The letter of one choice, by itself, in a box, or after `answer:`; as LaTeX's text, in brackets, with a full
+    stop, or before that choice's text on the same line."""
     if len(set(boxed_answers(answer))) > 1:
         return False
-    stated = LEFT_OUT.sub(" ", BOLD.sub(r"\1", TEXT.sub(r"\1", final_answer(answer) or answer)))
-    return without_emphasis(stated).strip("(). ") == expected
+    stated = (final_answer(answer) or answer).strip()
+    written = without_emphasis(LEFT_OUT.sub(" ", BOLD.sub(r"\1", TEXT.sub(r"\1", stated)))).strip("(). ")
+    named = None if "\n" in stated else NAMED_CHOICE.fullmatch(written)
+    return (named[1] if named else written) == expected
 
 
 def follows_constraints(answer: str, expected: str) -> bool:

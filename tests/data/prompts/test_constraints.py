@@ -67,6 +67,25 @@ def test_every_check_has_an_answer_on_each_side(name):
     assert not satisfies("", name, arguments) and not satisfies(" \n", name, arguments)
 
 
+@pytest.mark.parametrize("text", ["Bye\n**P.S.** more", "Bye\n> P. S. more", "Bye\n  p.s. more"])
+def test_a_postscript_may_stand_in_markdown(text):
+    assert satisfies(text, "detectable_content:postscript", {"postscript_marker": "P.S."})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ("******\none\n******\ntwo\n******", True),
+        ("one\n******\n******\ntwo", False),
+        ("******\none", False),
+        ("one******", False),
+        ("one\n******\ntwo\n******\nthree", False),
+    ],
+)
+def test_a_mark_at_an_end_divides_no_responses(text, is_right):
+    assert satisfies(text, "combination:two_responses", {}) is is_right
+
+
 @pytest.mark.parametrize(
     ("text", "num_sentences"),
     [

@@ -51,6 +51,7 @@ def change(suite, name, number, **fields):
         ("choice", 1, {"choices": None}, "record 2: it has no query or question, no list of choices"),
         ("choice", 0, {"gold": 7}, "record 1: it has no query or question, no list of choices, or no gold"),
         ("lettered", 3, {"question": None}, "record 4: it has no query or question"),
+        ("lettered", 0, {"choices": ["x"] * 27, "gold": 0}, "record 1: it has no list of at most 26 choices"),
         ("contexts", 0, {"context_options": "one"}, "record 1: it has no list of texts in context_options"),
         ("contexts", 1, {"gold": 2}, "record 2: gold does not number one of context_options from 0"),
         ("contexts", 1, {"continuation": None}, "record 2: it has no text in continuation"),
