@@ -2,8 +2,8 @@
 returns for arguments.
 
 Fields: `input_output` of APPS and TACO, `public_test_cases` and `private_test_cases` of LiveCodeBench, `public_tests`,
-`private_tests` and `generated_tests` of CodeContests, `tests` of DeepCoder, `verification_info` of SYNTHETIC-1, and
-`reward_model` of data for verl.
+`private_tests` and `generated_tests` of CodeContests, `tests` of DeepCoder, `verification_info` of SYNTHETIC-1,
+`reward_model` of data for verl, and `test` with a function `check` of LeetCodeDataset.
 """
 
 from __future__ import annotations
@@ -47,6 +47,21 @@ class Tests(unittest.TestCase):
             self.assertIn(list(returned) if type(returned) is tuple else returned, accepted)
 """
 
+ENTRY_POINT = re.compile(r"Solution\(\)\.(\w+)")
+CHECKED_TESTS = """import unittest
+
+import {module}
+
+{definitions}
+
+{check}
+
+
+class Tests(unittest.TestCase):
+    def test_calls(self):
+        check({module}.Solution().{function})
+"""
+
 
 class PublishedTests(NamedTuple):
     """All empty where a record in one of the layouts has no tests that can be run."""
@@ -77,7 +92,7 @@ def published_tests(record: Mapping[str, Any]) -> PublishedTests | None:
     """None for a record in another layout. A record is worth no tests if one of its fields cannot be read: the rest
     might be the examples of the question only."""
     if "entry_point" in record and "def check(" in str(record.get("test", "")):
-        return NO_TESTS  # LeetCodeDataset: its `input_output` is written for people
+        return _checked(record)
     rewarded = record.get("reward_model")
     fields = [record.get(name) for name in FIELDS]
     fields.append(rewarded.get("ground_truth") if isinstance(rewarded, Mapping) else None)
@@ -99,8 +114,23 @@ def published_tests(record: Mapping[str, Any]) -> PublishedTests | None:
     starter = record.get("starter_code")
     told = f"It has the function `{function}`."
     if isinstance(starter, str) and starter.strip():
-        told = f"It begins with these lines:\n```python\n{with_typing(starter.rstrip())}\n```"
+        told = _told_beginning(with_typing(starter.rstrip()))
     return PublishedTests(TESTS.format(module=MODULE, function=function, cases=accepted), MODULE, told)
+
+
+def _checked(record: Mapping[str, Any]) -> PublishedTests:
+    """LeetCodeDataset: `test` has a function that checks a method, `prompt` what both begin with. Its `input_output` is
+    written for people."""
+    point = ENTRY_POINT.fullmatch(str(record["entry_point"]))
+    definitions, starter = record.get("prompt"), record.get("starter_code")
+    if point is None or not isinstance(definitions, str) or not isinstance(starter, str):
+        return NO_TESTS
+    tests = CHECKED_TESTS.format(module=MODULE, definitions=definitions, check=record["test"], function=point[1])
+    return PublishedTests(tests, MODULE, _told_beginning(f"{definitions.strip()}\n\n{starter.strip()}"))
+
+
+def _told_beginning(lines: str) -> str:
+    return f"It begins with these lines:\n```python\n{lines}\n```"
 
 
 def published_solutions(record: Mapping[str, Any]) -> list[str]:
@@ -115,7 +145,9 @@ def published_solutions(record: Mapping[str, Any]) -> list[str]:
 
 
 def published_solution(record: Mapping[str, Any]) -> str:
-    """The first that is Python 3; empty where none is."""
+    """The first that is Python 3; empty where none is. LeetCodeDataset has one, in `completion`."""
+    if ENTRY_POINT.fullmatch(str(record.get("entry_point"))) and isinstance(record.get("completion"), str):
+        return f"{record.get('prompt', '')}\n{record['completion']}"
     return next((with_typing(text) for text in published_solutions(record) if _is_python(text)), "")
 
 

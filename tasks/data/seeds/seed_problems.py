@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tasks.data.sources.list_sources import SourceFile
 
 QUESTION_FIELDS = (
-    *("question", "problem", "quiz", "instructions", "text", "prompt", "query", "Problem", "Question"),
-    *("question_content", "description"),
+    *("question", "problem", "problem_description", "quiz", "instructions", "text", "prompt", "query", "Problem"),
+    *("Question", "question_content", "description"),
 )
 ANSWER_FIELDS = ("answer_number", "solution_text", "answer", "Answer", "expected_answer", "final_answer")
 NO_ANSWERS = ("proof", "notfound", "nan", "inf", "-inf")

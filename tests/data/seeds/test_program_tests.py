@@ -11,9 +11,9 @@ import pytest
 
 from tasks.data.prompts.prompt_records import UnusablePromptError, prompt_of
 from tasks.data.prompts.verifiers import passes_tests
-from tasks.data.sandbox.code_sandbox import STANDARD_INPUT, find_isolation
+from tasks.data.sandbox.code_sandbox import FAILED, PASSED, STANDARD_INPUT, find_isolation, judge_solution
 from tasks.data.seeds import program_tests
-from tasks.data.seeds.seed_problems import code_parts
+from tasks.data.seeds.seed_problems import asked_question, code_parts
 from tasks.evaluation.benchmarks.benchmark_items import READERS
 from tasks.evaluation.benchmarks.benchmark_tasks import is_right
 
@@ -207,9 +207,26 @@ def test_imports_of_tests_stand_before_them():
     assert program_tests.assertions(record) == "import math\n\nassert math.isclose(f(), 1)"
 
 
-def test_examples_for_people_beside_a_check_are_no_inputs():
-    record = {"entry_point": "Solution().f", "test": "def check(candidate):\n    assert candidate(1) == 1"}
-    assert (
-        program_tests.published_tests(record | {"input_output": [{"input": "n = 1", "output": "1"}]})
-        == program_tests.NO_TESTS
-    )
+LEETCODE = {
+    "problem_description": "Add two numbers that are in a list.",
+    "prompt": "from typing import *\n\nclass Pair:\n    def __init__(self, one):\n        self.one = one\n",
+    "starter_code": "class Solution:\n    def sumOf(self, numbers: List[int]) -> int:\n        ",
+    "completion": "class Solution:\n    def sumOf(self, numbers: List[int]) -> int:\n        return sum(numbers)\n",
+    "entry_point": "Solution().sumOf",
+    "test": "def check(candidate):\n    assert candidate(numbers = Pair([1, 2]).one) == 3\n",
+    "query": "You are an expert. Add two numbers.",
+    "input_output": [{"input": "numbers = [1, 2]", "output": "3"}],
+}
+"""In the layout of LeetCodeDataset, whose `input_output` is written for people."""
+
+
+def test_a_method_is_judged_by_the_function_that_checks_it():
+    parts = code_parts(LEETCODE)
+    assert asked_question(LEETCODE) == LEETCODE["problem_description"]
+    assert parts.told.startswith("It begins with these lines:\n```python\nfrom typing import *\n\nclass Pair:")
+    assert parts.told.endswith("def sumOf(self, numbers: List[int]) -> int:\n```")
+    assert judge_solution(parts.solution, parts.tests, parts.module) == PASSED
+    wrong = parts.solution.replace("sum(", "len(")
+    assert judge_solution(wrong, parts.tests, parts.module) == FAILED
+    for lacking in ({"entry_point": "sumOf"}, {"prompt": None}, {"starter_code": None}):
+        assert program_tests.published_tests(LEETCODE | lacking) == program_tests.NO_TESTS
