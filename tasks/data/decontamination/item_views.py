@@ -21,8 +21,8 @@ from tasks.data.seeds.seed_problems import GSM_MARK, asked_question
 
 TEXT, CHOICE, CODE, MATHS = "evaluation_text", "choice_question", "code_task", "maths_problem"
 QUESTION_FIELDS = (
-    *("question", "query", "problem", "problem_description", "context", "input", "prompt", "quiz", "instruction", "description"),
-    "question_content",
+    *("question", "query", "problem", "problem_description", "context", "input", "prompt", "quiz", "instruction"),
+    *("description", "question_content"),
 )
 CHOICE_FIELDS = ("choices", "options", "context_options", "endings")
 ANSWER_FIELDS = ("text", "answer", "target", "continuation", "turns", "reference")

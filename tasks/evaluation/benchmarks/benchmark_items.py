@@ -217,8 +217,8 @@ def _choice(record: Record, is_chat: bool) -> Question:
 def _lettered_choice(record: Record, is_chat: bool) -> Question:
     """In the form of MMLU, and of C-Eval and CMMLU where the question is Chinese."""
     _, choices, right = _parsed_choice(record)
-    if len(choices) > len(ascii_uppercase):
-        raise LacksError(f"it has no list of at most {len(ascii_uppercase)} choices, which letters name, but {len(choices)}")
+    if len(choices) > (most := len(ascii_uppercase)):
+        raise LacksError(f"it has no list of at most {most} choices, which letters name, but {len(choices)}")
     letters = ascii_uppercase[: len(choices)]
     lines = [f"{letter}. {choice.strip()}" for letter, choice in zip(letters, choices, strict=True)]
     question, subject = given_text(record, ("question", "query")).strip(), record.get("subject")
