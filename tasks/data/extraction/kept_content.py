@@ -1,9 +1,9 @@
 r"""Keeps formulas, code and dates that extractors of articles lose. Runs in executors: imports no Spark.
 
 trafilatura treats MathJax's sources as scripts, hidden MathML as a hidden text, a figure around code as a picture, a
-date in a sentence as a byline, and the line breaks of code in lists, quotes and tables as white space. This module
-moves them to where they survive. Formulas become text (TeX between \( and \) or \[ and \]). The white space of code
-becomes letters until the text is extracted.
+date in a sentence as a byline, and the line breaks of code in lists, quotes and tables as white space; it removes an
+empty element with the text after it. This module moves them to where they survive. Formulas become text (TeX between
+\( and \) or \[ and \]), powers get a `^`. The white space of code becomes letters until the text is extracted.
 """
 
 from __future__ import annotations
@@ -28,11 +28,29 @@ _LINE_TAG = re.compile(r"</?(?:div|li|p|ol|ul)\b[^<>]*>", re.IGNORECASE)
 """Elements that are the lines of a program: <pre><ol><li>, <pre><div>."""
 _LETTERS = str.maketrans({"\n": _LINE, " ": _SPACE, "\t": _TAB})
 _SPACES = str.maketrans({_SPACE: " ", _TAB: "\t"})
-_LINE_BACK = re.compile(rf"\n? ?{_LINE}(?: ?\n)?")
+_LINE_BACK = re.compile(rf"\n? ?{_LINE}(?: ?\n| )?")
 _RENDERED = re.compile(r"(?:^|[\s_-])(?:math|katex)", re.IGNORECASE)
-_PICTURED = re.compile(r"(?:^|\s)(?:latex|tex|math[\w-]*|mwe-math[\w-]*)(?:\s|$)", re.IGNORECASE)
+_PICTURED = re.compile(r"(?:^|\s)(?:latex|tex|math[\w-]*|mwe-math[\w-]*|quicklatex[\w-]*)(?:\s|$)", re.IGNORECASE)
 """Classes of elements that renderers put around a formula, and of pictures whose alternative text is TeX (WordPress,
 MediaWiki)."""
+_PICTURED_BY = re.compile(r"//[^/]*\blatex\b|/[\w.-]*latex[\w.-]*(?:[/?]|$)", re.IGNORECASE)
+"""Addresses of such pictures, as CodeCogs makes them."""
+_EMPTY_INLINE = ("a", "span", "i", "b", "em", "strong", "q")
+_EMPTY_BLOCKS = (
+    "div",
+    "p",
+    "section",
+    "article",
+    "blockquote",
+    "li",
+    "dd",
+    "dt",
+    "pre",
+    *(f"h{n}" for n in range(1, 7)),
+)
+_POWER = re.compile(r"\s*[-+−–]?(?:\d+|[nkxy])\s*")
+_RAISED = re.compile(r"(?:[\d)]|(?<![^\W\d_])[^\W\d_]{1,3})$")
+"""What a power stands behind: a number, a bracket, a variable or a unit."""
 _MAX_WRAPPERS = 8
 _IN_SENTENCE = frozenset({"p", "li", "td", "dd", "blockquote"})
 
@@ -72,6 +90,10 @@ def _has_letters(markup: str) -> bool:
 def keep_content(tree: HtmlElement) -> None:
     """Change a whole page so that trafilatura keeps its formulas, the code in its figures and the dates in its
     sentences."""
+    _fill_empty(tree)
+    for raised in tree.iter("sup"):
+        if not len(raised) and _POWER.fullmatch(raised.text or "") and _RAISED.search(_text_before(raised)):
+            raised.text = f"^{(raised.text or '').strip()}"
     for figure in tree.iter("figure"):
         if figure.find(".//pre") is not None:
             figure.tag = "div"
@@ -82,9 +104,12 @@ def keep_content(tree: HtmlElement) -> None:
             time.attrib.clear()
     for script in list(tree.iter("script")):
         kind = script.get("type", "")
-        if kind.startswith("math/tex") and script.text:
+        if kind.startswith(("math/tex", "text/latex")) and script.text:
             _drop_preview(script)
             _replace(script, script.text, is_block="display" in kind)
+    for formula in list(tree.iter("mml:math")):
+        for element in formula.iter():
+            element.tag = str(element.tag).removeprefix("mml:")
     formulas = [formula for formula in tree.iter("math") if next(formula.iterancestors("math"), None) is None]
     for element, source, display in [
         (_outermost(formula), _source(formula), formula.get("display")) for formula in formulas
@@ -92,8 +117,32 @@ def keep_content(tree: HtmlElement) -> None:
         if source:
             _replace(element, source, is_block=display == "block")
     for image in list(tree.iter("img")):
-        if image.get("alt") and _PICTURED.search(image.get("class", "")):
+        is_formula = _PICTURED.search(image.get("class", "")) or _PICTURED_BY.search(image.get("src", ""))
+        if image.get("alt") and is_formula:
             _replace(image, image.get("alt", ""), is_block=False)
+
+
+def _fill_empty(tree: HtmlElement) -> None:
+    """Put the text that follows an empty element into it. A link without an address, which marks a place, would count
+    as a link without a text."""
+    for element in tree.iter(*_EMPTY_INLINE, *_EMPTY_BLOCKS):
+        if element.tag == "a":
+            if element.get("href") is not None:
+                continue
+            element.tag = "span"
+        if not len(element) and element.text is None and (element.tail or "").strip():
+            tail = element.tail
+            element.attrib.clear()
+            element.tag = "span" if element.tag in _EMPTY_INLINE else "p"
+            element.text, element.tail = tail, None
+
+
+def _text_before(element: HtmlElement) -> str:
+    """The text right before an element, as far as its parent or the element before it holds it."""
+    before, parent = element.getprevious(), element.getparent()
+    if before is None:
+        return "" if parent is None else parent.text or ""
+    return before.tail or "".join(before.itertext())
 
 
 def _drop_preview(script: HtmlElement) -> None:

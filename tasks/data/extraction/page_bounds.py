@@ -26,6 +26,8 @@ MAX_PARAGRAPH_PAIRS = 10_000_000
 MAX_CELLS = 500_000
 """trafilatura pads tables: 45,000 rows of one cell below one row of 100 become 4.5 million cells, 29 s and 13 MB of
 bars."""
+MAX_ROW_CELLS = 5_000
+"""trafilatura counts a row's cells again for each: 16,000 take 0.7 s, 64,000 take 12 s."""
 MAX_COPIED_CHARS = 500_000_000
 """resiliparse copies a text once per element around it: 1,000 divisions around 500 KB cost 2 s, 2,900 more than 10
 s."""
@@ -33,8 +35,11 @@ _LARGEST_SPAN = 100
 """trafilatura's own bound on colspan and rowspan."""
 
 _NESTING = re.compile(
-    r"<(/?)(?!(?:p|li|td|th|tr|dt|dd|option|br|img|hr|input|meta|link|area|col|wbr|source)\b)[a-z]", re.IGNORECASE
+    r"<(/?)(?!(?:p|li|td|th|tr|dt|dd|option|br|img|hr|input|meta|link|area|col|wbr|source"
+    r"|path|circle|rect|line|use|polygon|polyline|ellipse|stop)\b)[a-z]",
+    re.IGNORECASE,
 )
+"""Tags that open an element around others: not those that need no end, nor the shapes of a drawing."""
 _LONG_TAG = re.compile(rf"<[^<>]{{{LONG_TAG_CHARS},}}")
 
 
@@ -59,7 +64,9 @@ def is_costly(markup: str, tree: HtmlElement) -> bool:
     if markup.count("<") <= MAX_SHALLOW_TAGS:
         return False
     num_pairs = sum(sum(1 for _ in paragraph.iterdescendants()) ** 2 for paragraph in tree.iter("p"))
-    return num_pairs > MAX_PARAGRAPH_PAIRS or sum(map(_num_cells, tree.iter("table"))) > MAX_CELLS
+    if num_pairs > MAX_PARAGRAPH_PAIRS or any(len(row) > MAX_ROW_CELLS for row in tree.iter("tr")):
+        return True
+    return sum(map(_num_cells, tree.iter("table"))) > MAX_CELLS
 
 
 def _nesting(markup: str) -> tuple[int, int]:

@@ -20,7 +20,7 @@ _HEADING_LINKS = frozenset("¶#§∞⚓🔗")
 """Texts of links from a heading to itself: Sphinx, MkDocs, Docusaurus, rustdoc."""
 _LINE_NUMBERS = re.compile(r"[\d\s\u2e4d-\u2e4f]+")
 """Only digits and white space, which in code are letters (kept_content.py)."""
-_NUMBERED = ("lineno", "linenum", "line-num", "gutter")
+_NUMBERED = ("lineno", "linenum", "line-num", "gutter", "lnt", "crayon-num")
 _NUMBERS = " or ".join(f"contains(@class, '{name}')" for name in _NUMBERED)
 _MAX_HIDDEN_SHARE = 0.5
 """Largest share of a page's text in hidden elements: above it a script shows the page."""

@@ -28,15 +28,38 @@ KEPT_TEMPLATES = {
     "blockquote": 1,
     "cquote": 1,
     "transl": -1,
+    "langx": 2,
     "lang-la": 1,
     "lang-fr": 1,
     "lang-de": 1,
     "lang-el": 1,
     "lang-grc": 1,
+    "nihongo": 1,
+    "ill": 1,
+    "interlanguage link": 1,
     "as of": 1,
+    "circa": 1,
+    "val": 1,
+    "sup": 1,
+    "sub": 1,
+    "mvar": 1,
 }
 """Templates whose text belongs to the sentence, with the number of the argument that holds it."""
+BEFORE = {"as of": "As of ", "circa": "c. ", "sup": "^"}
+NAMED_TEXTS = ("1", "text", "quote")
+"""Names under which such a template may have its only text."""
 UNIT_TEMPLATES = ("convert", "cvt")
+FRACTIONS = ("frac", "sfrac", "fraction")
+CHARACTERS = {
+    **dict.fromkeys(("ndash", "en dash", "endash"), "–"),
+    **dict.fromkeys(("mdash", "em dash", "emdash"), "—"),
+    **dict.fromkeys(("snd", "spnd", "sndash", "spaced ndash", "spaced en dash"), " – "),
+    **dict.fromkeys(("nbsp", "space", "thinsp", "hairsp", "nnbsp"), " "),
+    **dict.fromkeys(("·", "dot", "middot"), " · "),
+    **dict.fromkeys(("•", "bull", "bullet"), " • "),
+    **{"'": "&#39;", "'s": "&#39;s", "=": "=", "minus": "−", "times": "×", "degree": "°"},
+}
+"""Templates that stand for a character."""
 VERBATIM = ("nowiki", "pre", "source", "syntaxhighlight", "code", "math", "chem")
 REMOVED = ("gallery", "timeline", "imagemap", "score", "hiero", "templatedata", "mapframe", "graph", "style", "script")
 BLOCK_TAGS = ("br", "p", "div", "li", "ul", "ol", "blockquote", "hr", "dd", "dl", "dt", "center")
@@ -56,6 +79,14 @@ _LIST = re.compile(r"^([*#:;]+) ?", re.MULTILINE)
 _EMPTY_BRACKETS = re.compile(r" ?\([ ,;:]*\)")
 _LEFT_OVER = re.compile(r"\([ ,;:]+(?=\w)")
 """Signs that a removed pronunciation leaves, as in `(; born 1940)`."""
+_VARIANTS = re.compile(r"-\{(?:[A-Za-z-]{1,10}\|)?([^{}\n]{1,500})\}-")
+"""A word of Chinese that readers see in the characters of their region: `-{zh-hans:软件; zh-hant:軟體}-`."""
+_VARIANT = re.compile(r"\s*(?:zh|zh-\w+)\s*:([^;]*)")
+_NUMBER = re.compile(r"[-+−]?\d[\d.,/]*")
+_EXPONENT = re.compile(r"\s*[-+−–]?(?:\d+|[nkxy])\s*")
+_POWER = re.compile(rf"{_EXPONENT.pattern}</sup>", re.IGNORECASE)
+_RAISED = re.compile(r"(?:[\d)]|''|(?<![^\W\d_])[^\W\d_]{1,3})$")
+"""What a power stands behind: a number, a bracket, a variable or a unit."""
 _MARK = "\x00"
 """Followed by a number and a semicolon, it marks the position of verbatim text."""
 RANGE_WORDS = ("to", "-", "–", "and", "or", "x", "by")
@@ -79,12 +110,19 @@ def wikitext_to_text(markup: str) -> str:
     """The prose of a page. Unbalanced brackets lose only their own characters, never the text after them."""
     verbatim: list[str] = []
     text = _without_brackets(markup.replace(_MARK, ""), verbatim)
+    text = _VARIANTS.sub(_variant, text)
     text = re.sub(r"'{2,5}|__[A-Z]{3,}__|^-{4,}", "", text, flags=re.MULTILINE)
     text = re.sub(r"[ \t\xa0]+", " ", html.unescape(text))
     text = "\n".join(line.rstrip(" ") for line in _LEFT_OVER.sub("(", _EMPTY_BRACKETS.sub("", text)).split("\n"))
     text = _LIST.sub(lambda match: _list_mark(match[1]), text)
     text = re.sub(r"\n{3,}", "\n\n", _with_headings(text)).strip()
     return re.sub(rf"{_MARK}(\d+);", lambda match: verbatim[int(match[1])], text).strip("\n")
+
+
+def _variant(written: re.Match[str]) -> str:
+    """The first of the variants of a word."""
+    named = _VARIANT.match(written[1])
+    return (named[1] if named else written[1]).strip()
 
 
 def _list_mark(marks: str) -> str:
@@ -150,6 +188,10 @@ def _tag(markup: str, token: str, position: int, stack: list[Open], unclosed: se
                 stack[-1].parts.append(f"{_MARK}{len(verbatim)};")
                 verbatim.append(_verbatim(name, markup[position : end.start()]))
             return end.end()
+    elif name == "sup" and not is_closing:
+        start = position - len(token)
+        if _POWER.match(markup, position) and _RAISED.search(markup[max(0, start - 4) : start]):
+            stack[-1].parts.append("^")
     elif name in BLOCK_TAGS:
         stack[-1].parts.append("\n")
     return position
@@ -200,13 +242,33 @@ def _template(content: str) -> str:
     """The argument that is read in the sentence, for the few templates that have one."""
     name, _, rest = content.partition("|")
     name = name.strip().lower()
-    if name not in KEPT_TEMPLATES and name not in UNIT_TEMPLATES:
+    if name in CHARACTERS:
+        return CHARACTERS[name]
+    if name.startswith("formatnum:"):
+        return name.removeprefix("formatnum:").strip()
+    if name not in (*KEPT_TEMPLATES, *UNIT_TEMPLATES, *FRACTIONS):
         return ""
-    arguments = [part for part in rest.split("|") if "=" not in part]
+    arguments = [part.strip() for part in rest.split("|") if "=" not in part]
     if name in UNIT_TEMPLATES:
-        return " ".join(
-            part.strip() for part in arguments[: 4 if arguments[1:2] and arguments[1].strip() in RANGE_WORDS else 2]
-        )
+        return " ".join(arguments[: _num_measured(arguments)])
+    if name in FRACTIONS:
+        return " ".join([*arguments[:-2], "/".join(arguments[-2:])])
+    named = dict(part.partition("=")[::2] for part in rest.split("|") if "=" in part)
+    named = {key.strip(): value.strip() for key, value in named.items()}
+    arguments = arguments or [named[key] for key in NAMED_TEXTS if key in named][:1]
     index = KEPT_TEMPLATES[name]
     index = index - 1 if index > 0 else index
-    return arguments[index].strip() if arguments and index < len(arguments) else ""
+    text = arguments[index] if arguments and index < len(arguments) else ""
+    unit = f" {named['u']}" if name == "val" and "u" in named else ""
+    before = "" if name == "sup" and not _EXPONENT.fullmatch(text) else BEFORE.get(name, "")
+    return f"{before}{text}{unit}" if text else ""
+
+
+def _num_measured(arguments: list[str]) -> int:
+    """How many arguments tell what is measured: numbers and their units, before the units to convert to."""
+    if len(arguments) > 3 and arguments[1] in RANGE_WORDS:
+        return 4
+    count = 2
+    while count + 1 < len(arguments) and _NUMBER.fullmatch(arguments[count]):
+        count += 2
+    return count

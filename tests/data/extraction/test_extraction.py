@@ -166,6 +166,35 @@ def test_wikitext_keeps_prose_headings_lists_formulas_and_drops_the_rest():
 
 
 @pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        (
+            "1990{{ndash}}1995, 5{{nbsp}}km; here{{snd}}there; ''Foo''{{'s}} end",
+            "1990–1995, 5 km; here – there; Foo's end",
+        ),
+        ("{{Blockquote|text=Four score|sign=L}} {{quote|1=a=b}}", "Four score a=b"),
+        (
+            "{{convert|6|ft|2|in|m}}, {{convert|5|to|6|km|mi}}, {{cvt|100|km|mi|0}}, {{convert}}",
+            "6 ft 2 in, 5 to 6 km, 100 km,",
+        ),
+        ("{{As of|2011}}, {{circa|1900}}", "As of 2011, c. 1900"),
+        (
+            "{{langx|fr|Bonjour}}, {{frac|1|2}}, {{frac|2|1|2}}, {{val|1.5|u=kg}}, {{formatnum:123}}",
+            "Bonjour, 1/2, 2 1/2, 1.5 kg, 123",
+        ),
+        ("-{zh-hans:软件;zh-hant:軟體}- -{T}- -{A|zh-cn:甲;zh-tw:乙}-", "软件 T 甲"),
+        (
+            "10<sup>6</sup> ''y''<sup>3</sup> km<sup>2</sup> 10{{sup|6}}, 2{{sup|nd}} 2<sup>nd</sup> there<sup>3</sup>",
+            "10^6 y^3 km^2 10^6, 2nd 2nd there3",
+        ),
+        ("<nowiki>2<sup>3</sup></nowiki>", "2<sup>3</sup>"),
+    ],
+)
+def test_templates_that_stand_for_a_part_of_a_sentence_are_read(markup, text):
+    assert wikitext_to_text(markup) == text
+
+
+@pytest.mark.parametrize(
     "markup",
     [
         "a {{ b [[ c",

@@ -14,7 +14,7 @@ from lxml.html import document_fromstring
 from tasks.data.extraction import page_rules
 from tasks.data.extraction.html_text import html_to_text
 from tasks.data.extraction.kept_content import keep_content, with_lettered_code, without_letters
-from tasks.data.extraction.page_bounds import MAX_CELLS, MAX_COPIED_CHARS, is_bounded, is_costly
+from tasks.data.extraction.page_bounds import MAX_CELLS, MAX_COPIED_CHARS, MAX_ROW_CELLS, is_bounded, is_costly
 from tests.data.extraction.test_extraction import PAGE, SENTENCES
 from tests.support.data_inputs import SHARED_DATA, prose
 
@@ -92,8 +92,9 @@ def test_a_tree_without_marks_is_asked_as_the_library_asks():
         ("<table><tr>" + "<td>a</td>" * 100 + "</tr>" + "<tr><td>b</td></tr>" * (MAX_CELLS // 100) + "</table>", True),
         ("<table><tr>" + "<td colspan=0100>a</td>" * (MAX_CELLS // 100 + 1) + "</tr></table>", True),
         ("<table>" + "<tr><td rowspan=99999>a</td></tr>" * (MAX_CELLS // 100 + 1) + "</table>", True),
+        ("<table><tr>" + "<td>a</td>" * (MAX_ROW_CELLS + 1) + "</tr></table>", True),
     ],
-    ids=["rows", "more rows", "columns", "spanned rows"],
+    ids=["rows", "more rows", "columns", "spanned rows", "a long row"],
 )
 def test_what_trafilatura_would_blow_up_is_left_to_resiliparse(body, is_too_much):
     """45,000 rows of one cell became 13 MB of bars and 700 MB of memory."""
@@ -141,12 +142,13 @@ CODE = "if x:\n    y = [1]\n\n\ty()"
         "<pre>{}</pre>",
         "<pre><code>\n{}\n</code></pre>",
         "<ul><li>Do this:<pre>{}</pre></li></ul>",
+        "<ul><li>Do this:<pre><code>{}</code></pre> and go on</li></ul>",
         "<blockquote><pre>{}</pre></blockquote>",
         "<figure class='highlight'><pre>{}</pre></figure>",
         "<PRE class='highlight'><span></span>{}</PRE>",
         "<table><tr><td class='gutter'><pre>1</pre></td><td class='code'><pre>{}</pre></td></tr></table>",
     ],
-    ids=["bare", "in code", "in a list", "in a quote", "in a figure", "highlighted", "in a table"],
+    ids=["bare", "in code", "in a list", "in an item", "in a quote", "in a figure", "highlighted", "in a table"],
 )
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "<br>", "<br/>\n"])
 def test_code_keeps_its_lines_and_indentation_wherever_it_stands(around, line_end):
@@ -210,6 +212,14 @@ def test_a_page_with_the_letters_that_stand_for_white_space_keeps_them():
             "\\(x\\)",
         ),
         ("<img class='latex' alt='x^2' src='a.png'>", "\\(x^2\\)"),
+        ("<img class='ql-img-inline-formula quicklatex-auto-format' alt='x^2' src='a.png'>", "\\(x^2\\)"),
+        ("<img src='https://latex.codecogs.com/gif.image?x^2' alt='x^2'>", "\\(x^2\\)"),
+        ("<script type='text/latex'>a+b</script>", "\\(a+b\\)"),
+        (
+            "<mml:math><mml:msup><mml:mi>x</mml:mi><mml:mn>2</mml:mn></mml:msup><mml:mo>=</mml:mo>"
+            "<mml:mfrac><mml:mn>1</mml:mn><mml:mn>2</mml:mn></mml:mfrac></mml:math>",
+            r"\(x^{2}=\frac{1}{2}\)",
+        ),
         (
             "<span class='math'><math alttext='y'><mi>y</mi></math>, <math alttext='z'><mi>z</mi></math></span>",
             "\\(y\\), \\(z\\)",
@@ -222,6 +232,38 @@ def test_a_page_with_the_letters_that_stand_for_white_space_keeps_them():
 def test_formulas_and_dates_stay_in_their_sentences(formula, expected):
     text, _ = html_to_text(PAGE.format(body=f"{SENTENCES}<p>Before {formula} after it.</p>{SENTENCES}"), "combined")
     assert f"\nBefore {expected} after it.\n".replace("  ", " ") in text
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ("<p><a name='b'></a>A short line.</p>", "A short line."),
+        ("<p><span id='b'></span>A short line.</p>", "A short line."),
+        ("<p>Open the menu <i class='icon-gear'></i> and then choose.</p>", "Open the menu and then choose."),
+        ("<ul><li><i class='fa'></i> Free shipping</li><li><a id='z'></a>Thirty days</li></ul>", "- Free shipping"),
+        ("<table><tr><td><b></b>one word</td><td>two</td></tr></table>", "| one word | two |"),
+        ("<div class='highlight'><pre><span></span>$ make install\nok\n</pre></div>", "$ make install\nok"),
+    ],
+)
+def test_the_text_after_an_empty_element_stays(block, expected):
+    text, _ = html_to_text(PAGE.format(body=f"{SENTENCES}{block}{SENTENCES}"), "combined")
+    assert f"\n{expected}\n" in text
+
+
+def test_powers_are_written_as_such_and_ordinals_and_references_are_not():
+    line = (
+        "10<sup>6</sup> cells, 10<sup>−3</sup> m, <i>x</i><sup>2</sup>, 3 km<sup>2</sup>, (a+b)<sup>n</sup>, the "
+        "2<sup>nd</sup> and 1<sup>e</sup> of them<sup>3</sup> there<sup><a href='#f'>4</a></sup>."
+    )
+    text, _ = html_to_text(PAGE.format(body=f"{SENTENCES}<p>{line}</p>{SENTENCES}"), "combined")
+    assert "\n10^6 cells, 10^−3 m, x^2, 3 km^2, (a+b)^n, the 2nd and 1e of them3 there4.\n" in text
+
+
+def test_the_shapes_of_drawings_are_not_elements_that_stay_open():
+    icon = "<svg><path d='M1'/><circle r='1'/></svg>"
+    body = "".join(f"<p>{icon}Sentence {number} of the article, with a drawing before it.</p>" for number in range(800))
+    text, reason = html_to_text(PAGE.format(body=body), "combined")
+    assert not reason and text.count("of the article, with a drawing") == 800
 
 
 def test_a_date_that_stands_alone_is_a_byline():
