@@ -15,6 +15,7 @@ FENCE = re.compile(r"```(?:diff|patch)\n(.*?)(?:```|\Z)", re.DOTALL)
 START = re.compile(r"^(?:diff --git |--- )", re.MULTILINE)
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 """A line with its break. A form feed or another break of str.splitlines ends none: the lines of a diff hold them."""
+NAMED = re.compile(r"diff --git a/(.+) b/\1")
 NO_FILE = "/dev/null"
 NO_NEWLINE = "\\"
 """Begins the line that says that the line before it has no line break."""
@@ -91,6 +92,8 @@ def _changes(lines: list[str]) -> Iterator[FileChange]:
         if line.startswith("rename from ") and index + 1 < len(lines):
             renamed = FileChange(line.removeprefix("rename from "), lines[index + 1].removeprefix("rename to "), ())
         if not line.startswith("--- "):
+            if (named := NAMED.fullmatch(line)) and (change := _of_empty_file(named[1], lines[index + 1 : index + 4])):
+                yield change
             index += 1
             continue
         if index + 1 >= len(lines) or not lines[index + 1].startswith("+++ "):
@@ -105,6 +108,15 @@ def _changes(lines: list[str]) -> Iterator[FileChange]:
         yield FileChange(old, new, tuple(hunks))
     if renamed is not None:
         yield renamed
+
+
+def _of_empty_file(path: str, lines: list[str]) -> FileChange | None:
+    """The change of a file that comes or goes without a line; `lines` follow its name."""
+    mode, index, *after = [*lines, "", ""]
+    if not index.startswith("index ") or not (after[0] == "" or after[0].startswith("diff --git ")):
+        return None
+    paths = {"new file mode": ("", path), "deleted file mode": (path, "")}.get(mode.rpartition(" ")[0])
+    return None if paths is None else FileChange(*paths, ())
 
 
 def _path(line: str) -> str:

@@ -253,8 +253,8 @@ def _template(content: str) -> str:
         return " ".join(arguments[: _num_measured(arguments)])
     if name in FRACTIONS:
         return " ".join([*arguments[:-2], "/".join(arguments[-2:])])
-    named = dict(part.partition("=")[::2] for part in rest.split("|") if "=" in part)
-    named = {key.strip(): value.strip() for key, value in named.items()}
+    pairs = [part.partition("=") for part in rest.split("|") if "=" in part]
+    named = {key.strip(): value.strip() for key, _, value in pairs}
     arguments = arguments or [named[key] for key in NAMED_TEXTS if key in named][:1]
     index = KEPT_TEMPLATES[name]
     index = index - 1 if index > 0 else index

@@ -38,6 +38,7 @@ MAX_EXACT_VALUES = 1000
 ANY_TYPE = "any"
 JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 """BFCL's names of types that JSON Schema names otherwise; where any is allowed, it names none."""
+TEST_IDS = ("FAIL_TO_PASS", "PASS_TO_PASS")
 
 
 class UnusablePromptError(ValueError):
@@ -270,18 +271,23 @@ def _passage(given: object) -> str:
 
 
 def _repair(record: Given) -> tuple[str, str, str]:
-    """SWE-bench's fields, with the repository's files as `tree`. The hidden tests are those that fail before the
-    record's own patch and pass after it, and those that pass both times."""
+    """SWE-bench's fields, with the repository's files as `tree`, of which those of Python are shown. The hidden tests
+    are those that fail before the record's own patch and pass after it, and those that pass both times."""
     texts = [record.get(key) for key in ("problem_statement", "patch", "test_patch")]
-    tree, ids = record.get("tree"), [record.get(key) for key in ("FAIL_TO_PASS", "PASS_TO_PASS")]
+    tree, *ids = (_parsed(record.get(key)) for key in ("tree", *TEST_IDS))
     if not isinstance(tree, dict) or not all(isinstance(text, str) for text in texts):
         raise UnusablePromptError("no_repository")
     statement, patch, test_patch = map(str, texts)
-    failing, passing = ([str(each) for each in part] if isinstance(part, list) else [] for part in ids)
-    files = {path: text for path, text in tree.items() if path.endswith(".py") and isinstance(text, str)}
+    if not all(isinstance(part, list) or record.get(key) is None for key, part in zip(TEST_IDS, ids, strict=True)):
+        raise UnusablePromptError("no_answer")
+    failing, passing = ([str(each) for each in part or []] for part in ids)
+    given = {path: text for path, text in tree.items() if isinstance(text, str)}
+    files = _of_python(given)
     try:
-        tested = {path: text for path, text in apply_patch(files, test_patch).items() if files.get(path) != text}
-        repaired = apply_patch(files, patch) | tested
+        tested = {
+            path: text for path, text in _of_python(apply_patch(given, test_patch)).items() if files.get(path) != text
+        }
+        repaired = _of_python(apply_patch(given, patch)) | tested
     except PatchError as error:
         raise UnusablePromptError("broken_patch") from error
     failed = failed_tests(repaired, failing + passing)
@@ -290,6 +296,10 @@ def _repair(record: Given) -> tuple[str, str, str]:
         raise UnusablePromptError("tests_failed")
     question = f"Repair the repository: change its code, not its tests. Then say what you did.\n\n{statement.strip()}"
     return question, "", canonical_json({"files": files, "tests": tested, "wanted": wanted})
+
+
+def _of_python(tree: dict[str, str]) -> dict[str, str]:
+    return {path: text for path, text in tree.items() if path.endswith(".py")}
 
 
 READERS = {

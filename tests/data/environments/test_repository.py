@@ -78,6 +78,17 @@ def test_a_repository_is_repaired_by_edits_that_its_hidden_tests_accept():
     assert OPENERS["swe_task"](prompt.answer).judge("Done.") is False, "another episode starts with the fault"
 
 
+def test_a_record_may_have_json_texts_and_a_patch_of_other_files():
+    tree = TREE | {"CHANGES.rst": "Changes\n"}
+    patch = RECORD["patch"] + diff("CHANGES.rst", tree["CHANGES.rst"], "Changes\n\nThe area is right.\n")
+    tests = RECORD["test_patch"] + diff("README.md", TREE["README.md"] + "\n", "Shapes, tested\n").replace(
+        "-Shapes\n", "-Shapes\n\\ No newline at end of file\n"
+    )
+    lists = {name: json.dumps(RECORD[name]) for name in ("FAIL_TO_PASS", "PASS_TO_PASS")}
+    written = prompt_of("swe_task", RECORD | lists | {"patch": patch, "test_patch": tests, "tree": json.dumps(tree)})
+    assert json.loads(written.answer) == json.loads(prompt_of("swe_task", RECORD).answer)
+
+
 def test_hundreds_of_tests_that_fail_have_a_verdict_and_are_shown_as_far_as_they_fit():
     """Their names and errors are more than a program may print. An error may be text of any alphabet."""
     names = [f"test_that_the_area_of_a_circle_of_this_radius_is_right_{number}" for number in range(300)]
@@ -107,6 +118,8 @@ def test_a_file_of_tests_that_cannot_be_loaded_is_named_with_its_error():
         ({"patch": diff("shapes/circle.py", BROKEN, BROKEN.replace("* radius", "/ 2"))}, "tests_failed"),
         ({"FAIL_TO_PASS": ["tests/test_circle.py::TestErrors::test_text"]}, "tests_failed"),
         ({"FAIL_TO_PASS": []}, "tests_failed"),
+        ({"FAIL_TO_PASS": "tests/test_circle.py::test_two"}, "no_answer"),
+        ({"PASS_TO_PASS": {"a": 1}}, "no_answer"),
         ({"patch": RECORD["patch"].replace("math.pi", "math.e")}, "broken_patch"),
         ({"tree": None}, "no_repository"),
         ({"problem_statement": None}, "no_repository"),
@@ -127,5 +140,11 @@ def test_a_patch_is_applied_as_git_applies_it():
     patch += "diff --git a/c.py b/c.py\n--- a/c.py\n+++ b/c.py\n@@ -1 +1 @@\n-no end\n"
     patch += "\\ No newline at end of file\n+no end\n"
     assert apply_patch(before, patch) == after | {"d.py": "one\ntwo"}
+    empty = "diff --git a/e/__init__.py b/e/__init__.py\n{} file mode 100644\nindex 0000000..e69de29\n"
+    made = apply_patch(before, empty.format("new") + patch)
+    assert made == after | {"d.py": "one\ntwo", "e/__init__.py": ""}
+    assert apply_patch(made, empty.format("deleted")) == after | {"d.py": "one\ntwo"}
+    with pytest.raises(PatchError, match="no change of a file is in it"):
+        apply_patch(before, empty.format("new") + "Binary files differ\n")
     with pytest.raises(PatchError, match="the lines of the hunk at 1 are not in it"):
         apply_patch(before, patch.replace("-line 3", "-line 5"))
