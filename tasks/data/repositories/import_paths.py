@@ -13,7 +13,8 @@ import re
 from collections.abc import Collection, Iterator
 
 PYTHON_IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]{0,3000}\)|(?:[^\n#\\]|\\\n)*)|import[ \t]+([\w., \t]+))",
+    r"^[ \t]*+(?:from[ \t]++([\w.]*+)[ \t]++import[ \t]++(\([^)]{0,3000}\)|(?:[^\n#\\]|\\\n)*+)"
+    r"|import[ \t]++([\w., \t]+))",
     re.M,
 )
 SCRIPT_IMPORT = re.compile(
@@ -25,7 +26,9 @@ SCRIPT_IMPORT = re.compile(
 C_INCLUDE = re.compile(r'^[ \t]*#[ \t]*(?:include|import)[ \t]*(?:"([^"\n]+)"|<([^>\n]+/[^>\n]+)>)', re.M)
 GO_IMPORT = re.compile(r"^import[ \t]*(?:\(([^)]{0,3000})\)|(?:[\w.]+[ \t]+)?(\"[^\"\n]+\"))", re.M)
 RUST_IMPORT = re.compile(
-    r"^[ \t]*(?:pub(?:\([^)]*\))?[ \t]+)?(?:mod[ \t]+(\w+)[ \t]*;|use[ \t]+((?:crate|self|super)\b[^;]{0,2000});)", re.M
+    r"^[ \t]*(?:pub(?:\([^)\n]{0,200}\))?[ \t]+)?"
+    r"(?:mod[ \t]+(\w+)[ \t]*;|use[ \t]+((?:crate|self|super)\b[^;]{0,2000});)",
+    re.M,
 )
 JAVA_IMPORT = re.compile(r"^[ \t]*import[ \t]+(?:static[ \t]+)?(\w+(?:\.\w+)*(?:\.(?:\*|\{[^}\n]*\}))?)", re.M)
 
@@ -45,6 +48,8 @@ class KnownPaths:
         self._by_name: dict[str, list[str]] = {}
         self._by_folder: dict[str, list[str]] = {}
         self._folders: dict[str, list[str]] = {}
+        self._nearest: dict[str, dict[str, str]] = {}
+        """By end of a path: of every folder the first path with that end in it or below."""
         for path in sorted(paths):
             folder, _, name = path.rpartition("/")
             self._by_name.setdefault(name, []).append(path)
@@ -58,12 +63,15 @@ class KnownPaths:
 
     def ending(self, tail: str, path: str) -> set[str]:
         """The path that ends with `tail` and shares most folders with `path`; of several the first by name."""
-        name = tail.rpartition("/")[2]
-        matches = [other for other in self._by_name.get(name, ()) if other == tail or other.endswith(f"/{tail}")]
-        return (
-            {min(matches, key=lambda other: (-len(posixpath.commonpath(["/" + other, "/" + path])), other))}
-            if matches
-            else set()
+        if f"/{path}".endswith(f"/{tail}"):
+            return {path}
+        if tail not in self._nearest:
+            nearest = self._nearest[tail] = {}
+            for other in self._by_name.get(tail.rpartition("/")[2], ()):
+                for folder in _folders_above(other) if f"/{other}".endswith(f"/{tail}") else ():
+                    nearest.setdefault(folder, other)
+        return next(
+            ({self._nearest[tail][folder]} for folder in _folders_above(path) if folder in self._nearest[tail]), set()
         )
 
     def within(self, tail: str, suffixes: tuple[str, ...]) -> set[str]:
@@ -111,7 +119,7 @@ def _python_module(path: str, stem: str, known: KnownPaths) -> set[str]:
         return {stem[1:] + ending for ending in endings} & known.paths
     roots = (folder for folder in _folders_above(path) if posixpath.join(folder, "__init__.py") not in known.paths)
     stems = (posixpath.join(folder, source, stem) for folder in roots for source in SOURCE_FOLDERS)
-    modules = ({candidate + ending for ending in endings} & known.paths - {path} for candidate in stems)
+    modules = (({candidate + ending for ending in endings} & known.paths) - {path} for candidate in stems)
     return next((module for module in modules if module), set())
 
 

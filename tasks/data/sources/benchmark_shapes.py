@@ -3,14 +3,14 @@ later measurement."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import BinaryIO
 
-from tasks.data.readers.json_lines import MAX_LINE_BYTES
-from tasks.data.readers.source_bytes import GARBLED, HashingReader, decompressed, open_source
+from tasks.data.readers.record_lines import TABLES, record_lines
+from tasks.data.readers.source_bytes import HashingReader, open_source
 from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot
 
 SHAPES = (
@@ -23,16 +23,17 @@ SHAPES = (
 )
 """Fields of a record."""
 PEEKED_BYTES = 1 << 16
+PEEKED_RECORDS = 8
 PEEKS_AT_ONCE = 16
 
 
 def refuse_benchmarks(root: SourceRoot, formats: Mapping[str, str]) -> None:
-    """Raises ValueError for a file of JSON lines or Parquet whose first record looks like a benchmark. Files of the
+    """Raises ValueError for a file of records whose first one looks like a benchmark's. Files of the
     hub, which would be downloaded whole, are not looked into. `formats`: of the files, by name."""
     peeked = [
         name
         for name, form in formats.items()
-        if form in ("jsonl", "parquet") and (name in root.digests or os.path.isfile(root.addresses[name]))
+        if form in TABLES and (name in root.digests or os.path.isfile(root.addresses[name]))
     ]
     with ThreadPoolExecutor(PEEKS_AT_ONCE) as pool:
         found = list(pool.map(lambda name: _first_fields(root, name, formats[name]), peeked))
@@ -51,11 +52,8 @@ def _first_fields(root: SourceRoot, name: str, form: str) -> set[str]:
     with open_source(root.addresses[name], buffer_bytes=PEEKED_BYTES) as file:
         if form == "parquet":
             return _columns(file)
-        try:
-            record = json.loads(decompressed(name, HashingReader(file)).readline(MAX_LINE_BYTES))
-        except (*GARBLED, ValueError, RecursionError):
-            return set()
-    return set(record) if isinstance(record, dict) else set()
+        lines = islice(record_lines(form, name, root.addresses[name], "", HashingReader(file)), PEEKED_RECORDS)
+        return next((set(line.record) for line in lines if line.record is not None), set())
 
 
 def _columns(file: BinaryIO) -> set[str]:

@@ -15,11 +15,12 @@ from configs.strict_yaml import MAX_BYTES, read_yaml
 from tasks.data.readers.git_trees import GIT_COMMITS, GIT_DIRECTORY
 from tasks.data.readers.issue_threads import ISSUES
 from tasks.data.readers.record_lines import TABLES
-from tasks.data.readers.source_bytes import open_source, stem_of
+from tasks.data.readers.source_bytes import HUGGING_FACE, open_source, stem_of
 from tasks.data.readers.table_records import CSV, JSON
 from tasks.data.records.documents import CODE, COMMIT, ISSUE
 from tasks.data.sources.benchmark_shapes import refuse_benchmarks
 from tasks.data.sources.globs import Glob
+from tasks.data.sources.held_out_splits import held_out_names, is_held_out
 from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot
 
 OTHER_MANIFEST_NAMES = ("glm46-data.yml", "glm46_data.yaml", "glm46_data.yml")
@@ -60,6 +61,8 @@ PATTERN_FORMATS = (
     (r".*\.(?:warc|arc|wet|warc\.wet)", "web_archive"),
     (r".*pages-(?:articles|meta).*\.xml(?:-[\dp]+)?", "mediawiki"),
 )
+WIKI_INDEX = re.compile(r".*pages-articles-multistream-index.*")
+"""The file beside a wiki's dump that says where each page is in it."""
 """Formats by the name without the ending of a compression."""
 
 
@@ -84,7 +87,8 @@ class RoleEntry:
 def assign_roles(root: SourceRoot, needed: str = "pretrain") -> list[tuple[str, RoleEntry]]:
     """(name below the root, entry) of every file with a role, sorted by name. Raises ValueError on a wrong manifest.
 
-    Without a manifest every file is text to train on; where `needed` is sft, every table is one of conversations.
+    Without a manifest every file is text to train on, apart from test and validation splits; where `needed` is sft,
+    every table is one of conversations.
 
     The commits of a working tree have an entry of their own: the file `.git` of the tree.
     """
@@ -263,6 +267,8 @@ def _domain_of(entry: RoleEntry, name: str, form: str) -> str:
 
 def format_of(name: str) -> str:
     stem = stem_of(name)
+    if WIKI_INDEX.fullmatch(stem):
+        return ""
     if stem.endswith(".json") and stem != name.lower():
         return "jsonl"  # as C4 and Dolma name theirs; uncompressed, .json is settings more often than documents
     known = next((form for pattern, form in PATTERN_FORMATS if re.fullmatch(pattern, stem)), "")
@@ -287,16 +293,17 @@ def _domain_by_suffix(name: str) -> str:
 
 def _roles_by_suffix(root: SourceRoot, names: list[str], needed: str) -> list[tuple[str, RoleEntry]]:
     role, assigned = "sft" if needed == "sft" else "pretrain", []
-    for name in names:
-        form, tree = format_of(name), root.tree_of(name)
-        if len(names) == 1:
-            form = form or record_format_of(name)
-        if role == "sft" and form not in TABLES:
+    formats = {name: format_of(name) or (record_format_of(name) if len(names) == 1 else "") for name in names}
+    is_dataset = root.where.startswith(HUGGING_FACE)
+    held_out = {name for name in names if is_held_out(name)} if is_dataset else held_out_names(formats)
+    for name, form in formats.items():
+        tree = root.tree_of(name)
+        if name in held_out or (role == "sft" and form not in TABLES):
             continue
         if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
             group = name.split("/")[0] if "/" in name else "*"
             assigned.append((name, RoleEntry(files=group, role=role, format=form, domain=_domain_by_suffix(name))))
-    refuse_benchmarks(root, {name: format_of(name) for name in names})
+    refuse_benchmarks(root, {name: form for name, form in formats.items() if name not in held_out})
     return assigned
 
 

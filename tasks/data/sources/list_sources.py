@@ -23,7 +23,8 @@ from tasks.data.readers.source_bytes import GARBLED, HUGGING_FACE, HashingReader
 from tasks.data.records.documents import CODE
 from tasks.data.sources.data_directory import TEXT_ROLES, RoleEntry, assign_roles, format_of, record_format_of
 from tasks.data.sources.embedded_sources import package_descriptions, pydoc_topics, standard_library
-from tasks.data.sources.remote_sources import HELD_OUT, dataset_and_file, is_remote, remote_files
+from tasks.data.sources.held_out_splits import is_held_out
+from tasks.data.sources.remote_sources import dataset_and_file, is_remote, remote_files
 from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot, local_root
 
 BLOCK_BYTES = 1 << 20
@@ -31,6 +32,7 @@ EMBEDDED_CODE = "python"
 TYPICAL_RATIO = {"gzip": 4, "bz2": 5, "xz": 5, "zstd": 4}
 """Decompressed bytes of text per stored byte, by codec: remote files are not read to measure their size."""
 TYPICAL_COMMIT_BYTES = 4000
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 REPORTED_BYTES = 1 << 30
 """Bytes between two reports of progress."""
 NUM_ENDINGS = 6
@@ -130,7 +132,7 @@ def list_named(data: str, names: Mapping[str, str]) -> SourceListing:
     """Those files of a data directory that have these names and any role but ignore; only they are read. `names` maps
     each to the benchmark that reads it. The test and validation splits of a dataset without a manifest have the role
     evaluation. Raises ValueError for a name that is not among them."""
-    root = _root_of(data, with_held_out=True)
+    root = _root_of(data)
     if data.startswith(HUGGING_FACE) and MANIFEST_NAME not in root.addresses:
         roles = _roles_by_split(root, names)
     else:
@@ -156,7 +158,7 @@ def list_hub_files(addresses: Mapping[str, str]) -> SourceListing:
     for dataset, wanted in by_dataset.items():
         benchmark = addresses[next(iter(wanted.values()))]
         try:
-            root = _root_of(dataset, with_held_out=True)
+            root = _root_of(dataset)
         except ValueError as error:
             raise ValueError(f"benchmark {benchmark}: {error} in a suite of your own") from error
         listed = _hashed_files(root, _roles_by_split(root, wanted), None)
@@ -169,7 +171,7 @@ def list_hub_files(addresses: Mapping[str, str]) -> SourceListing:
 def _roles_by_split(root: SourceRoot, names: Collection[str]) -> list[tuple[str, RoleEntry]]:
     """Training on a dataset never reads its held-out splits, so they may be evaluated on."""
     return [
-        (name, RoleEntry(name, "evaluation" if HELD_OUT.search(name) else "pretrain", form))
+        (name, RoleEntry(name, "evaluation" if is_held_out(name) else "pretrain", form))
         for name in root.names
         if name in names and (form := format_of(name) or record_format_of(name))
     ]
@@ -181,15 +183,17 @@ def _report_unread(root: SourceRoot, read: set[str], report: Report) -> None:
     if unread:
         endings = Counter("".join(Path(name).suffixes[-2:]) or "no ending" for name in unread).most_common(NUM_ENDINGS)
         counts = ", ".join(f"{ending} {count}" for ending, count in endings)
+        splits = [name for name in unread if is_held_out(name)]
+        named = f"; {len(splits)} named as test or validation splits, such as {splits[0]}" if splits else ""
         report(
-            f"sources: {len(unread)} of {len(root.names)} files are not read ({counts}; for example {unread[0]}): "
-            f"{MANIFEST_NAME} gives roles"
+            f"sources: {len(unread)} of {len(root.names)} files are not read ({counts}; for example {unread[0]}"
+            f"{named}): {MANIFEST_NAME} gives roles"
         )
 
 
-def _root_of(data: str | Path, with_held_out: bool = False) -> SourceRoot:
+def _root_of(data: str | Path) -> SourceRoot:
     if is_remote(str(data)):
-        files = remote_files(str(data), with_held_out)
+        files = remote_files(str(data))
         return SourceRoot(
             str(data),
             tuple(file.name for file in files),
@@ -305,6 +309,10 @@ def _read_once(path: Path, name: str, entry: RoleEntry) -> tuple[str, int, int]:
     """(sha256, bytes, bytes after decompression; in a broken archive only those before the break)."""
     size = num_text_bytes = path.stat().st_size
     with open(path, "rb") as file:
+        if file.peek(len(LFS_POINTER)).startswith(LFS_POINTER):
+            raise ValueError(
+                f"source {path} is a pointer of Git LFS, not the file: run `git lfs pull` in its repository"
+            )
         hashing = HashingReader(file)
         if codec_of(name) and entry.role in TEXT_ROLES:
             num_text_bytes = _inflated_bytes(decompressed(name, hashing))

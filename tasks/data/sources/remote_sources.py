@@ -15,8 +15,7 @@ from typing import Any
 from configs.files.s3_objects import S3, s3_client
 from tasks.data.readers.source_bytes import ETAG, HUGGING_FACE
 
-HELD_OUT = re.compile(r"(?:^|[/_.-])(?:test|validation|valid|val|dev|eval)\d*(?:[/_.-]|$)", re.I)
-"""Matches file names of a dataset's splits that are not for training."""
+CARD = "readme.md"
 DATASET = re.compile(r"([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[\w.-]+|[\w.-]+))?(?:/(.+))?")
 """Name, revision (the hub keeps its Parquet copies under refs/convert/parquet) and directory."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -49,10 +48,10 @@ def is_remote(data: str) -> bool:
     return data.startswith((S3, HUGGING_FACE))
 
 
-def remote_files(data: str, with_held_out: bool = False) -> list[RemoteFile]:
-    """The files of a bucket or dataset, sorted by name; those of a dataset's test and validation splits only
-    `with_held_out`. Raises ValueError where it cannot be listed or is empty."""
-    files = _dataset_files(data, with_held_out) if data.startswith(HUGGING_FACE) else _objects(data)
+def remote_files(data: str) -> list[RemoteFile]:
+    """The files of a bucket, or of a dataset without its cards, sorted by name. Raises ValueError where it cannot be
+    listed or is empty."""
+    files = _dataset_files(data) if data.startswith(HUGGING_FACE) else _objects(data)
     if not files:
         raise ValueError(NO_FILE.format(data))
     return sorted(files, key=lambda file: file.name)
@@ -96,7 +95,7 @@ def _pages(data: str, **options: int) -> Iterator[dict[str, Any]]:
         raise ValueError(f"{data} cannot be listed ({error}): {fix}") from error
 
 
-def _dataset_files(data: str, with_held_out: bool = False) -> list[RemoteFile]:
+def _dataset_files(data: str) -> list[RemoteFile]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -114,11 +113,7 @@ def _dataset_files(data: str, with_held_out: bool = False) -> list[RemoteFile]:
             f"dataset {data} cannot be listed ({type(error).__name__}: {str(error).splitlines()[0]}): {fix}"
         ) from error
     licence = _licence(info)
-    files = [
-        file
-        for file in info.siblings or ()
-        if (with_held_out or not HELD_OUT.search(file.rfilename)) and not file.rfilename.lower().endswith(".md")
-    ]
+    files = [file for file in info.siblings or () if file.rfilename.lower().rpartition("/")[2] != CARD]
     kept = [file for file in files if not config or file.rfilename.startswith(f"{config}/")]
     if not kept:
         known = sorted({file.rfilename.split("/")[0] for file in files if "/" in file.rfilename})

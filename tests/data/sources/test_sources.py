@@ -516,6 +516,43 @@ def test_a_dataset_of_the_hub_is_listed_by_its_revision_without_what_it_holds_ou
         list_sources("hf://owner/name/de")
 
 
+@pytest.mark.parametrize(
+    ("files", "read"),
+    [
+        (["c4-train.00000.jsonl", "c4-validation.00000-of-00008.jsonl"], ["c4-train.00000.jsonl"]),
+        (["a.jsonl", "val.jsonl", "lambada_test_en.jsonl", "test/b.jsonl", "ast_val/c.jsonl"], ["a.jsonl"]),
+        (["dev.to/a.jsonl", "hin-dev/train.jsonl"], ["dev.to/a.jsonl", "hin-dev/train.jsonl"]),
+        (["test.jsonl"], ["test.jsonl"]),
+        (["wiki.train.txt", "wiki.valid.txt", "latest.txt"], ["latest.txt", "wiki.train.txt"]),
+        (["a.txt", "test.txt", "tests/test_a.py"], ["a.txt", "test.txt", "tests/test_a.py"]),
+        (["a.jsonl", "enwiki-pages-articles-multistream-index.txt"], ["a.jsonl"]),
+    ],
+)
+def test_files_named_as_held_out_splits_are_not_trained_on(tmp_path, files, read):
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"text": "Some words."}\n')
+    said = []
+    assert [file.name for file in list_sources(tmp_path, said.append).files] == read
+    held_out = [name for name in files if name not in read and "index" not in name]
+    assert bool(held_out) == any(f"; {len(held_out)} named as test or validation splits" in line for line in said)
+
+
+def test_a_pointer_of_git_lfs_is_no_file(tmp_path):
+    (tmp_path / "a.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12345\n")
+    with pytest.raises(ValueError, match=r"a\.txt is a pointer of Git LFS, not the file: run `git lfs pull`"):
+        list_sources(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mbpp.jsonl", "mbpp.json", "mbpp.csv"])
+def test_a_benchmark_is_seen_after_a_blank_line_and_where_it_is_named_itself(tmp_path, name):
+    record = json.dumps({"text": "Write a function.", "test_list": "[]"})
+    texts = {"jsonl": f"\n{record}\n", "json": f"[{record}]", "csv": "text,test_list\nWrite a function.,[]\n"}
+    (tmp_path / name).write_text(texts[name.partition(".")[2]])
+    with pytest.raises(ValueError, match=r"has the fields of a benchmark \(test_list, text\)"):
+        list_sources(tmp_path / name)
+
+
 def test_a_dataset_without_a_network_is_one_message(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(

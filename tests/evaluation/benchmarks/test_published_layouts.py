@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from configs.load import load_suite
 from flows.cli.command import app
-from tasks.data.sources.remote_sources import remote_files
+from tasks.data.sources.list_sources import list_sources
 from tasks.evaluation.benchmarks.run_suite import read_suite_items
 from tasks.evaluation.harness import QuietTask
 from tests.evaluation.benchmarks.toy_suite import write_toy_model
@@ -272,7 +272,8 @@ def test_a_suite_of_the_hub_reads_the_datasets_held_out_split(hub, name):
     suite = load_suite(name)
     asked = read_suite_items(name, suite, hub, None)
     assert all(len(asked.items[benchmark.name].items) == 1 for benchmark in suite.benchmarks)
-    assert [file.name for file in remote_files(hub)] == ["data/train-00000-of-00001.parquet"], "what training reads"
+    trained = [file.name for file in list_sources(hub, needed="sft").files]
+    assert trained == ["data/train-00000-of-00001.parquet"]
 
 
 def test_a_suite_is_evaluated_over_the_hub(hub, tmp_path, monkeypatch):
