@@ -218,7 +218,6 @@ def _asked(prompts: CollectedPrompts) -> list[tuple[Cell, ...]]:
     return [
         *((f"prompts of files: {kind}", count) for kind, count in kinds if kind != EXACT),
         *((f"records of files that are no prompt: {reason}", n) for reason, n in sorted(prompts.rejected.items())),
-        *((f"files of prompts without a verifier: {kind}", n) for kind, n in sorted(prompts.unread_files.items())),
     ]
 
 

@@ -266,7 +266,7 @@ def test_scores_languages_buckets_masking_and_fertility_are_in_tables(report):
 def test_sampled_answers_of_the_first_and_last_step_are_shown_escaped(report):
     text = report.path("report.html").read_text()
     assert "right 0.250, in form 0.500, punished for length -0.125, answers per step without a verdict 1.000" in text
-    assert "prompts of files: math" in text and "files of prompts without a verifier: swe_task" in text
+    assert "prompts of files: math" in text
     assert "Sampled answers of step 1;" in text and "Sampled answers of step 20;" in text
     assert '<span class="chip good">7&lt;|user|&gt;</span>' in text and '<span class="chip bad">(empty)</span>' in text
 

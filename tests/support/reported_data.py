@@ -115,7 +115,6 @@ RECORDS: dict[str, Record] = {
         prompts_by_domain={"synthetic": 60, "math": 20},
         prompts_by_kind={"exact": 60, "math": 20},
         rejected={"no_answer": 3},
-        unread_files={"swe_task": 1},
     ),
     "solutions": VerifiedSolutions(
         num_seeds=77,

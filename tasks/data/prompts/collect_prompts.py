@@ -44,8 +44,6 @@ class CollectedPrompts(Record):
     prompts_by_kind: dict[str, int]
     rejected: dict[str, int]
     """Records of the files by reason."""
-    unread_files: dict[str, int]
-    """Files of role `prompts` by a kind that has no verifier."""
 
 
 @step(content=("prompts.parquet", "rejected.parquet"), distributions=("pyarrow",))
@@ -58,10 +56,15 @@ def collect_prompts(
     output: Output,
     passages: Artifact[SampledPassages] | None = None,
 ) -> CollectedPrompts:
-    """`passages` is None where nothing is asked about documents. Raises ValueError for a file that changed, or of which
-    no record is a prompt."""
-    listed = [file for file in sources.files if file.role == "prompts"]
-    files = [file for file in listed if file.kind in READERS]
+    """`passages` is None where nothing is asked about documents. Raises ValueError for a file that changed, one of a
+    kind that has no verifier, and one of which no record is a prompt."""
+    files = [file for file in sources.files if file.role == "prompts"]
+    if unknown := next((file for file in files if file.kind not in READERS), None):
+        named = f"kind {unknown.kind}, which has no verifier" if unknown.kind else "no kind"
+        raise ValueError(
+            f"source {unknown.name} has the role prompts and {named}: give it one of {', '.join(READERS)} in "
+            f"glm46-data.yaml, or the role ignore"
+        )
     rows = _generated(synthetic)
     rows += [] if passages is None else _searches(passages)
     rejected: list[Row] = []
@@ -85,13 +88,11 @@ def collect_prompts(
         rejected += [_rejected(row, "collection_full") for row in collected[recipe.max_per_collection :]]
     write_rows(output.path("prompts.parquet"), rows, PROMPTS)
     write_rows(output.path("rejected.parquet"), rejected, REJECTED)
-    unread = Counter(file.kind or "none" for file in listed if file.kind not in READERS)
     return CollectedPrompts(
         num_prompts=len(rows),
         prompts_by_domain=dict(sorted(Counter(row["domain"] for row in rows).items())),
         prompts_by_kind=dict(sorted(Counter(row["kind"] for row in rows).items())),
         rejected=dict(sorted(Counter(row["reason"] for row in rejected).items())),
-        unread_files=dict(sorted(unread.items())),
     )
 
 

@@ -153,7 +153,7 @@ def collected(root, sources, recipe=RECIPES, passages=None):
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
     files = {kind: [record for record, _ in records] for kind, records in FILES.items()}
-    sources = listed(tmp_path_factory.mktemp("data"), files | {"proof": [{"x": 1}]}, {"choice": ", domain: medical"})
+    sources = listed(tmp_path_factory.mktemp("data"), files, {"choice": ", domain: medical"})
     return collected(tmp_path_factory.mktemp("store"), sources)
 
 
@@ -168,7 +168,12 @@ def test_every_record_is_a_prompt_or_has_a_reason(prompts):
             offset += len(json.dumps(record)) + 1
     reasons = [reason for records in FILES.values() for _, reason in records if reason]
     assert prompts.record.rejected == {reason: reasons.count(reason) for reason in sorted(set(reasons))}
-    assert prompts.record.unread_files == {"proof": 1}
+
+
+def test_a_file_of_a_kind_that_has_no_verifier_is_named(tmp_path):
+    sources = listed(tmp_path, {"maths": [{"problem": "What is half?", "answer": "1/2"}]})
+    with pytest.raises(ValueError, match=r"maths\.jsonl has the role prompts and kind maths, which has no verifier: "):
+        collected(tmp_path / "store", sources)
 
 
 def test_prompts_have_kind_and_domain_and_generated_ones_stay_as_they_are(prompts):
