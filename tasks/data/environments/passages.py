@@ -14,6 +14,9 @@ from tasks.data.environments.environment import Environment, Parameter, Tool, To
 from tasks.data.environments.task import Task
 
 KIND = "search"
+UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+"""A word, or a character of a script that puts no space between words: Chinese, Japanese, Thai, Lao, Burmese, Khmer."""
 NUM_SHOWN = 2
 """Passages that one search shows."""
 SATURATION, LENGTH_SHARE = 1.2, 0.75
@@ -46,7 +49,7 @@ def normalized(text: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
+    return WORD.findall(text.lower())
 
 
 def search(passages: Sequence[str], query: str) -> str:

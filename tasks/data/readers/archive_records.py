@@ -242,6 +242,6 @@ def _find_next(source: ArchiveBytes) -> int:
 def _header_at(buffer: bytearray) -> int:
     """The index of the first header after a line end; -1 for none."""
     at = buffer.find(b"\n" + WARC_START)
-    line = NEXT_ARC.search(buffer)
+    line = NEXT_ARC.search(buffer, 0, len(buffer) if at < 0 else at + 1)
     starts = [index + 1 for index in (at, -1 if line is None else line.start()) if index >= 0]
     return min(starts, default=-1)

@@ -25,7 +25,8 @@ def csv_lines(
     the columns are these; empty for nothing.
 
     Columns are parted by tabs where the name says so, else by whichever of DELIMITERS is most frequent in the first
-    line. Cells stay strings: what looks like a number may be a key with leading zeros.
+    line. Cells stay strings: what looks like a number may be a key with leading zeros. A cell between tabs that holds
+    a tab and a line end is broken: the quotes of a file that does not quote would merge rows.
     """
     lines = _Lines(decompressed(name, file), max_row_bytes)
     csv.field_size_limit(max_row_bytes)
@@ -54,6 +55,8 @@ def csv_lines(
                 cells, wrong = [], str(error)
             if cells is None:
                 return
+            if delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
+                wrong = "a quote is open over tabs and line ends: write quotes that are text twice, and around the cell"
             if cells or wrong:
                 yield _record(offset, lines.offset - offset, names, cells, wrong, max_row_bytes)
     except csv.Error as error:

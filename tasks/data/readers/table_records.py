@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
 TEXT_FIELDS = ("text", "content")
 HTML_FIELDS = ("html", *TEXT_FIELDS)
-ORIGIN_FIELDS = ("id", "url", "uri", "licence", "license", "lang", "repo", "repository", "path", "commit")
+URLS = ("url", "uri", "source_url", "u")
+"""The last as HPLT names it."""
+DESCRIPTIONS = ("metadata", "meta")
+"""Mappings in which Dolma and RedPajama keep the address."""
+LICENCES = ("licence", "license", "max_stars_repo_licenses", "detected_licenses")
+REPOSITORIES = ("repo", "repository", "repo_name", "max_stars_repo_name")
+REPOSITORY_PATHS = ("path", "max_stars_repo_path")
+"""The last ones as The Stack names them."""
+ORIGIN_FIELDS = ("id", "lang", "commit", *URLS, *LICENCES, *REPOSITORIES, *REPOSITORY_PATHS)
 BATCH_ROWS = 64
 """Rows of a Parquet file in memory at once: few, since a web page can have a megabyte."""
 HTML_LINES = "html_jsonl"
@@ -73,6 +81,9 @@ def parquet_lines(
             if missing:
                 yield JsonLine(0, None, "missing_column", missing)
                 return
+            if repeated := next((column for column in columns if table.schema_arrow.names.count(column) > 1), None):
+                yield JsonLine(0, None, "broken_parquet", f"{name}: two columns are named {repeated}")
+                return
             if not table.metadata.num_rows:
                 yield JsonLine(0, None, "empty_file", "")
         except (pa.ArrowException, OSError) as error:
@@ -95,7 +106,7 @@ def _columns(source: Row, names: list[str]) -> tuple[list[str], str]:
     """(columns to read, what is missing)."""
     if source["role"] == "evaluation":
         return names, ""
-    wanted = list(source["text"]) or [field for field in _default_fields(source) if field in names][:1]
+    wanted = list(source["text"]) or [field for field in _default_fields(source) if field in names]
     absent = [field for field in wanted if field not in names] if source["text"] else []
     if absent or not wanted:
         sought = (
@@ -149,18 +160,19 @@ def record_of(source: Row, offset: int, record: Row) -> Parsed:
         return rejection(name, offset, "no_text", _why_no_text(source, record))
     if not text.strip():
         return rejection(name, offset, "empty")
-    lang, key = record.get("lang"), record.get("id")
-    repository = _first_string(record, ("repo", "repository")) if source["domain"] in (CODE, COMMIT) else ""
+    is_code, key = source["domain"] in (CODE, COMMIT), record.get("id")
+    lang = None if is_code else record.get("lang")  # of code it is that of the program
+    repository = _first_string(record, REPOSITORIES) if is_code else ""
     markup = JSON_RECORD if source["role"] == "evaluation" else HTML if source["format"] == HTML_LINES else PLAIN
     return Parsed(
         name,
         offset,
         text,
         _url(record),
-        _first_string(record, ("licence", "license")),
+        _first_string(record, LICENCES),
         lang if isinstance(lang, str) else None,
         repository,
-        _first_string(record, ("path",)) if repository else "",
+        _first_string(record, REPOSITORY_PATHS) if repository else "",
         markup,
         str(key) if isinstance(key, str | int) else "",
     )
@@ -169,7 +181,9 @@ def record_of(source: Row, offset: int, record: Row) -> Parsed:
 def _why_no_text(source: Row, record: Row) -> str:
     wanted = source["text"] or _default_fields(source)
     others = [
-        f"{name} is {type(record[name]).__name__}, not a string" for name in wanted if record.get(name) is not None
+        f"{name} is {type(record[name]).__name__}, not a string: write it as one"
+        for name in wanted
+        if record.get(name) is not None
     ]
     absent = "null" if any(name in record for name in wanted) else "not there"
     return "; ".join(others) or f"{' and '.join(wanted)} {absent}; fields are {', '.join(sorted(record))}"
@@ -195,8 +209,15 @@ def _url(record: Row) -> str:
         return f"https://github.com/{record['repo']}/" + (
             f"blob/{record['commit']}/{path}" if isinstance(path, str) else f"commit/{record['commit']}"
         )
-    return _first_string(record, ("url", "uri"))
+    described = (record[name] for name in DESCRIPTIONS if isinstance(record.get(name), dict))
+    return next((url for fields in (record, *described) if (url := _first_string(fields, URLS))), "")
 
 
 def _first_string(record: Row, names: tuple[str, ...]) -> str:
-    return next((record[name] for name in names if isinstance(record.get(name), str)), "")
+    """The first of the fields that holds a text, or texts in a list, which become one."""
+    for value in map(record.get, names):
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+            return ", ".join(value)
+    return ""

@@ -6,6 +6,7 @@ comparing the final answer.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ NO_ANSWERS = ("proof", "notfound", "nan", "inf", "-inf")
 TRUTH_FIELDS = ("ground_truth", "label", "target")
 """Fields of a mathematical answer in data for other trainers."""
 GSM_MARK = "####"
+BYTES = re.compile(r"b'[^'\n]*'|b\"[^\"\n]*\"")
 IMPORTS_SOLUTION = re.compile(rf"^(?:from|import) {MODULE}\b", re.MULTILINE)
 
 
@@ -122,7 +124,7 @@ def asked_question(record: Mapping[str, Any]) -> str:
     """The question of a record; empty where it has none."""
     if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
         return f"{record['Body'].rstrip('. ')}. {record['Question']}"
-    asked = next((record[name] for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
+    asked = next((_decoded(record[name]) for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
     return asked or only_question(record.get("prompt")) or only_question(record.get("messages"))
 
 
@@ -143,7 +145,7 @@ def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
     fields = {**record, **{name: value for name, value in fields.items() if value is not None}}
     names = (*ANSWER_FIELDS, *TRUTH_FIELDS)
     given = next((fields[name] for name in names if _is_answer(fields.get(name))), "")
-    answer = f"{given:.15g}" if isinstance(given, float) else _one_of(given)
+    answer = f"{given:.15g}" if isinstance(given, float) else _decoded(_one_of(given))
     if answer.strip().lower() in NO_ANSWERS:
         return "", ""
     if GSM_MARK in answer:
@@ -152,6 +154,16 @@ def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
     solution = record["solution"] if isinstance(record.get("solution"), str) else ""
     boxes = [] if answer.strip() else boxed_answers(solution)
     return (boxes[-1] if boxes else answer).strip(), solution
+
+
+def _decoded(text: str) -> str:
+    """The text of bytes as Python writes them, `b'-6\\n'`, which DeepMind's mathematics has for texts."""
+    if not BYTES.fullmatch(text):
+        return text
+    try:
+        return ast.literal_eval(text).decode().strip()
+    except (SyntaxError, ValueError):
+        return text
 
 
 def _is_answer(given: object) -> bool:

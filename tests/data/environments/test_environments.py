@@ -181,6 +181,9 @@ def test_passages_are_ranked_by_bm25():
         search(passages, "zebra, moose")
     with pytest.raises(ToolError, match="no passage has any of these words"):
         search(["...", "!"], "zebra")
+    towns = ["北京是中国的首都。", "東京は日本の首都です。", "กรุงเทพเป็นเมืองหลวง", "Oslo in Norwegen"]
+    for query, found in (("北京", 0), ("日本の首都", 1), ("กรุงเทพ", 2), ("oslo", 3)):
+        assert search(towns, query).split("\n")[0] == towns[found]
     assert words_of("Ada's 3 lamps!") == ["ada", "s", "3", "lamps"]
 
 

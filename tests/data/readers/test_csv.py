@@ -63,6 +63,15 @@ def test_a_byte_order_mark_blank_lines_and_a_last_line_without_end_are_no_matter
     assert lines_of(b"") == lines_of(b"\n \n") == lines_of(b"text\n") == []
 
 
+def test_a_quote_that_is_text_in_a_tsv_merges_no_rows_in_silence():
+    data = b'id\ttext\n1\t"To be or not to be\n2\tplain\n3\the left."\n4\tlast\n5\t"one\nword"\n'
+    assert [(record, reason) for _, record, reason in lines_of(data, "x.tsv")] == [
+        (None, "broken_csv"),
+        ({"id": "4", "text": "last"}, ""),
+        ({"id": "5", "text": "one\nword"}, ""),
+    ]
+
+
 def test_a_row_that_is_none_has_a_reason_and_its_neighbours_stay():
     data = (
         b'text,id\nfine,1\nshort\nlong,2,3\n"quoted"wrongly,4\nbytes \xff\xfe,5\n' + b"x" * 50_000 + b",6\nfine too,7\n"

@@ -541,7 +541,7 @@ def test_a_date_that_python_has_no_value_for_costs_its_row(tmp_path):
 @pytest.mark.parametrize(
     ("record", "detail"),
     [
-        ({"text": 5}, "text is int, not a string"),
+        ({"text": 5}, "text is int, not a string: write it as one"),
         ({"content": None, "id": 1}, "text and content null; fields are content, id"),
         ({"body": "words"}, "text and content not there; fields are body"),
     ],
@@ -549,6 +549,34 @@ def test_a_date_that_python_has_no_value_for_costs_its_row(tmp_path):
 def test_a_record_without_text_says_what_it_has_instead(record, detail):
     source = {"name": "x.jsonl", "format": "jsonl", "role": "pretrain", "text": [], "domain": "web"}
     assert record_of(source, 7, record).detail == detail
+
+
+@pytest.mark.parametrize(
+    ("record", "origin"),
+    [
+        ({"source_url": "a"}, ("a", "", "", "")),
+        ({"u": "a", "license": ["MIT", "Apache-2.0"]}, ("a", "MIT, Apache-2.0", "", "")),
+        ({"metadata": {"url": "a"}, "license": []}, ("a", "", "", "")),
+        ({"meta": {"url": 5, "uri": "a"}, "metadata": "x"}, ("a", "", "", "")),
+        ({"repo_name": "o/n", "path": "a.py", "lang": "Python"}, ("", "", "o/n", "a.py")),
+        ({"max_stars_repo_name": "o/n", "max_stars_repo_path": "b.py"}, ("", "", "o/n", "b.py")),
+        ({"max_stars_repo_licenses": ["MIT"], "repo": None}, ("", "MIT", "", "")),
+    ],
+)
+def test_the_fields_of_published_sets_say_where_a_document_is_from(record, origin):
+    source = {"name": "x.jsonl", "format": "jsonl", "role": "pretrain", "text": [], "domain": "code"}
+    read = record_of(source, 7, {"text": "words", **record})
+    assert (read.url, read.licence, read.repository, read.path, read.lang) == (*origin, None)
+
+
+def test_a_row_of_parquet_has_the_text_that_its_line_of_json_has(tmp_path):
+    pq.write_table(pa.table({"text": [None, "one"], "content": ["two", "three"]}), tmp_path / "made.parquet")
+    data = (tmp_path / "made.parquet").read_bytes()
+    assert read({"name": "x.parquet", "format": "parquet"}, data, tmp_path) == [(0, "two", ""), (1, "one", "")]
+    pq.write_table(pa.Table.from_arrays([pa.array(["one"])] * 2, names=["text", "text"]), tmp_path / "made.parquet")
+    data = (tmp_path / "made.parquet").read_bytes()
+    ((_, _, reason),) = read({"name": "x.parquet", "format": "parquet"}, data, tmp_path)
+    assert reason == "broken_parquet"
 
 
 def test_conversations_in_parquet_are_those_of_json_lines(tmp_path):
