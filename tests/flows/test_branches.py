@@ -35,7 +35,8 @@ def finished(tmp_path_factory):
 
 @pytest.mark.parametrize("branch", ["sft", "rl_cold_start"])
 def test_each_branch_has_its_own_path(branch, finished):
-    traced = glm46("lineage", "model", branch, "--scale", "branches", "--json", home=finished[2])
+    _, scale, home = finished
+    traced = glm46("lineage", "model", branch, "--scale", str(scale), "--json", home=home)
     assert [phase["name"] for phase in json.loads(traced.stdout)["phases"]] == [
         "pretrain_general",
         "mid_reasoning",
