@@ -108,7 +108,7 @@ def keep_content(tree: HtmlElement) -> None:
             _drop_preview(script)
             _replace(script, script.text, is_block="display" in kind)
     for formula in list(tree.iter("mml:math")):
-        for element in formula.iter():
+        for element in formula.iter() if formula.tag == "mml:math" else ():  # not renamed with one around it
             element.tag = str(element.tag).removeprefix("mml:")
     formulas = [formula for formula in tree.iter("math") if next(formula.iterancestors("math"), None) is None]
     for element, source, display in [

@@ -291,11 +291,17 @@ def _domain_by_suffix(name: str) -> str:
     return next((domain for domain, endings in suffixes.items() if name.lower().endswith(endings)), "web")
 
 
+def held_out_files(root: SourceRoot) -> set[str]:
+    """Names of the test and validation splits, which are left out of training where there is no manifest."""
+    if root.where.startswith(HUGGING_FACE):
+        return set(filter(is_held_out, root.names))
+    return held_out_names({name: format_of(name) for name in root.names})
+
+
 def _roles_by_suffix(root: SourceRoot, names: list[str], needed: str) -> list[tuple[str, RoleEntry]]:
     role, assigned = "sft" if needed == "sft" else "pretrain", []
     formats = {name: format_of(name) or (record_format_of(name) if len(names) == 1 else "") for name in names}
-    is_dataset = root.where.startswith(HUGGING_FACE)
-    held_out = {name for name in names if is_held_out(name)} if is_dataset else held_out_names(formats)
+    held_out = held_out_files(root)
     for name, form in formats.items():
         tree = root.tree_of(name)
         if name in held_out or (role == "sft" and form not in TABLES):

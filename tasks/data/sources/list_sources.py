@@ -7,9 +7,7 @@ is the first input of the chain. Absolute paths are not in it.
 
 from __future__ import annotations
 
-import io
 import os
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,20 +17,19 @@ from pathlib import Path
 
 from infra.step import digest_of
 from tasks.data.readers.git_trees import GIT_COMMITS, GIT_DIRECTORY, commits_digest
-from tasks.data.readers.source_bytes import GARBLED, HUGGING_FACE, HashingReader, codec_of, decompressed
+from tasks.data.readers.source_bytes import codec_of
 from tasks.data.records.documents import CODE
-from tasks.data.sources.data_directory import TEXT_ROLES, RoleEntry, assign_roles, format_of, record_format_of
+from tasks.data.sources.data_directory import RoleEntry, assign_roles, format_of, held_out_files, record_format_of
 from tasks.data.sources.embedded_sources import package_descriptions, pydoc_topics, standard_library
 from tasks.data.sources.held_out_splits import is_held_out
 from tasks.data.sources.remote_sources import dataset_and_file, is_remote, remote_files
+from tasks.data.sources.source_digests import digest_and_sizes
 from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot, local_root
 
-BLOCK_BYTES = 1 << 20
 EMBEDDED_CODE = "python"
 TYPICAL_RATIO = {"gzip": 4, "bz2": 5, "xz": 5, "zstd": 4}
 """Decompressed bytes of text per stored byte, by codec: remote files are not read to measure their size."""
 TYPICAL_COMMIT_BYTES = 4000
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 REPORTED_BYTES = 1 << 30
 """Bytes between two reports of progress."""
 NUM_ENDINGS = 6
@@ -130,10 +127,10 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
 
 def list_named(data: str, names: Mapping[str, str]) -> SourceListing:
     """Those files of a data directory that have these names and any role but ignore; only they are read. `names` maps
-    each to the benchmark that reads it. The test and validation splits of a dataset without a manifest have the role
-    evaluation. Raises ValueError for a name that is not among them."""
+    each to the benchmark that reads it. Test and validation splits have the role evaluation where there is no
+    manifest. Raises ValueError for a name that is not among them."""
     root = _root_of(data)
-    if data.startswith(HUGGING_FACE) and MANIFEST_NAME not in root.addresses:
+    if MANIFEST_NAME not in root.addresses:
         roles = _roles_by_split(root, names)
     else:
         roles = [(name, entry) for name, entry in assign_roles(root, "evaluation") if name in names]
@@ -169,9 +166,10 @@ def list_hub_files(addresses: Mapping[str, str]) -> SourceListing:
 
 
 def _roles_by_split(root: SourceRoot, names: Collection[str]) -> list[tuple[str, RoleEntry]]:
-    """Training on a dataset never reads its held-out splits, so they may be evaluated on."""
+    """Training never reads the held-out splits, so they may be evaluated on."""
+    held_out = held_out_files(root)
     return [
-        (name, RoleEntry(name, "evaluation" if is_held_out(name) else "pretrain", form))
+        (name, RoleEntry(name, "evaluation" if name in held_out else "pretrain", form))
         for name in root.names
         if name in names and (form := format_of(name) or record_format_of(name))
     ]
@@ -298,46 +296,11 @@ def _measure(root: SourceRoot, name: str, entry: RoleEntry) -> tuple[str, str, i
         size = root.sizes[name]
         return address, root.digests[name], size, size * TYPICAL_RATIO.get(codec_of(name), 1)
     try:
-        return address, *_read_once(Path(address), name, entry)
+        return address, *digest_and_sizes(Path(address), name, entry)
     except OSError as error:
         raise ValueError(
             f"source {address} cannot be read ({error.strerror}): make it readable or remove it"
         ) from error
-
-
-def _read_once(path: Path, name: str, entry: RoleEntry) -> tuple[str, int, int]:
-    """(sha256, bytes, bytes after decompression; in a broken archive only those before the break)."""
-    size = num_text_bytes = path.stat().st_size
-    with open(path, "rb") as file:
-        if file.peek(len(LFS_POINTER)).startswith(LFS_POINTER):
-            raise ValueError(
-                f"source {path} is a pointer of Git LFS, not the file: run `git lfs pull` in its repository"
-            )
-        hashing = HashingReader(file)
-        if codec_of(name) and entry.role in TEXT_ROLES:
-            num_text_bytes = _inflated_bytes(decompressed(name, hashing))
-        hashing.drain()
-    if entry.format == "zip_text":
-        num_text_bytes = _member_bytes(path)
-    return hashing.hexdigest(), size, num_text_bytes
-
-
-def _inflated_bytes(stream: io.BufferedIOBase) -> int:
-    total = 0
-    try:
-        while block := stream.read(BLOCK_BYTES):
-            total += len(block)
-    except GARBLED:
-        pass
-    return total
-
-
-def _member_bytes(path: Path) -> int:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return sum(member.file_size for member in archive.infolist())
-    except zipfile.BadZipFile:
-        return path.stat().st_size
 
 
 def _repository_of(name: str, entry: RoleEntry) -> tuple[str, str]:

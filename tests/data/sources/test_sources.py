@@ -21,7 +21,7 @@ import pytest
 from tasks.data.readers.git_trees import _commits, _licence_of, commit_mark, commit_records
 from tasks.data.readers.source_bytes import BLOCK_BYTES, ChangedSourceError, open_source
 from tasks.data.sources.globs import Glob
-from tasks.data.sources.list_sources import list_sources
+from tasks.data.sources.list_sources import list_named, list_sources
 from tests.support.cluster.model_hub import COMMIT, model_hub
 from tests.support.data_inputs import SHARED_DATA, write_corpus, write_jsonl
 
@@ -729,3 +729,10 @@ def test_a_run_on_conversations_lists_no_other_text(tmp_path):
     (tmp_path / "glm46-data.yaml").write_text(json.dumps({"version": 1, "entries": entries}))
     with pytest.raises(ValueError, match=r"holds no conversations: name a \.jsonl \(one conversation per line\)"):
         list_sources(tmp_path, needed="sft")
+
+
+def test_a_held_out_split_beside_a_training_split_may_be_evaluated_on(tmp_path):
+    for name in ("train.jsonl", "test.jsonl"):
+        write_jsonl(tmp_path / name, [{"text": "Some words."}])
+    listed = list_named(str(tmp_path), {"test.jsonl": "words", "train.jsonl": "words"})
+    assert {file.name: file.role for file in listed.files} == {"test.jsonl": "evaluation", "train.jsonl": "pretrain"}
