@@ -36,7 +36,7 @@ APPS = {
 FILES = {
     "math": [
         ({"problem": "What is half?", "answer": "1/2"}, ""),
-        ({"question": "b'Solve 24 = 4*c for c.\\\\n'", "answer": "b'6\\\\n'"}, ""),
+        ({"question": "b'Solve 24 = 4*c for c.\\n'", "answer": "b'6\\n'"}, ""),
         ({"question": "Two and three?", "answer": "2+3 = <<2+3=5>>5\n#### 5"}, ""),
         ({"problem": "A quarter?", "level": "Level 1", "solution": "It is $\\boxed{1/4}$."}, ""),
         ({"ID": "I-1", "Problem": "What is six?", "Solution": "It is 6.", "Answer": 6}, ""),
