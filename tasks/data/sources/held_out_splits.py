@@ -9,7 +9,7 @@ from tasks.data.readers.record_lines import TABLES
 from tasks.data.readers.source_bytes import stem_of
 
 TRAINING = frozenset({"train", "training"})
-HELD_OUT = re.compile(r"(?:test|testing|validation|valid|val|dev|eval)\d*")
+HELD_OUT = re.compile(r"(?:test|testing|validation|valid|val|dev|eval|evaluation|heldout|holdout)(?:set)?\d*")
 WORD = re.compile(r"[^_.-]+")
 
 

@@ -520,7 +520,10 @@ def test_a_dataset_of_the_hub_is_listed_by_its_revision_without_what_it_holds_ou
     ("files", "read"),
     [
         (["c4-train.00000.jsonl", "c4-validation.00000-of-00008.jsonl"], ["c4-train.00000.jsonl"]),
-        (["a.jsonl", "val.jsonl", "lambada_test_en.jsonl", "test/b.jsonl", "ast_val/c.jsonl"], ["a.jsonl"]),
+        (
+            ["a.jsonl", "val.jsonl", "lambada_test_en.jsonl", "test/b.jsonl", "ast_val/c.jsonl", "testset.jsonl"],
+            ["a.jsonl"],
+        ),
         (["dev.to/a.jsonl", "hin-dev/train.jsonl"], ["dev.to/a.jsonl", "hin-dev/train.jsonl"]),
         (["test.jsonl"], ["test.jsonl"]),
         (["wiki.train.txt", "wiki.valid.txt", "latest.txt"], ["latest.txt", "wiki.train.txt"]),
