@@ -33,8 +33,8 @@ _RENDERED = re.compile(r"(?:^|[\s_-])(?:math|katex)", re.IGNORECASE)
 _PICTURED = re.compile(r"(?:^|\s)(?:latex|tex|math[\w-]*|mwe-math[\w-]*|quicklatex[\w-]*)(?:\s|$)", re.IGNORECASE)
 """Classes of elements that renderers put around a formula, and of pictures whose alternative text is TeX (WordPress,
 MediaWiki)."""
-_PICTURED_BY = re.compile(r"//[^/]*\blatex\b|/[\w.-]*latex[\w.-]*(?:[/?]|$)", re.IGNORECASE)
-"""Addresses of such pictures, as CodeCogs makes them."""
+_PICTURED_BY = re.compile(r"//(?:[\w-]+\.)*latex\.|/latex\.php\b|/(?:mimetex|mathtex)\.cgi\b", re.IGNORECASE)
+"""Addresses of such pictures: CodeCogs, WordPress, mimeTeX."""
 _EMPTY_INLINE = ("a", "span", "i", "b", "em", "strong", "q")
 _EMPTY_BLOCKS = (
     "div",

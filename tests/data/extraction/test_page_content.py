@@ -226,6 +226,7 @@ def test_a_page_with_the_letters_that_stand_for_white_space_keeps_them():
         ),
         ("<span class='text'>so <math alttext='y'><mi>y</mi></math></span>", "so \\(y\\)"),
         ("<img class='text' alt='A tree' src='a.png'>", ""),
+        ("<img alt='Blue gloves' src='//shop.example/latex-gloves.jpg'>", ""),
         ("<time datetime='2020-01-01'>1 January</time>", "1 January"),
     ],
 )
