@@ -15,20 +15,21 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, TCPConnector, web
 
+from infra.serving.chat_requests import readable_chat, with_thinking
 from infra.serving.required_call import RequiredCall, required_call
 
 MAX_REQUEST_BYTES = 64 << 20
 COMPLETIONS = "/v1/completions"
 CHATS = ("/v1/chat/completions", "/chat/completions")
 """Both are llama.cpp's."""
-OTHER_CHATS = ("/v1/responses", "/responses", "/v1/messages")
+MESSAGES = "/v1/messages"
+OTHER_CHATS = ("/v1/responses", "/responses", MESSAGES)
 """Chats in other shapes, which llama.cpp translates behind this gateway: of a required call it would hold only the end
 of the answer, and ignore the name."""
-HTTP_PORT = 80
-"""Clients leave it out of Host and Origin."""
 HEALTH = "/health"
 """Answered without a key: whoever restarts a server has none."""
 HOP_HEADERS = {
@@ -41,12 +42,18 @@ HOP_HEADERS = {
     "upgrade",
     "content-length",
     "authorization",
+    "x-api-key",
 }
 """Headers that belong to one connection, or are replaced here."""
+CLIENTS_FAULTS = ("Failed to parse", "input is not supported", "Missing tool call", "type must be")
+"""Parts of messages that llama.cpp's server has with status 500 for requests that are wrong: a client would repeat
+them."""
 UPSTREAM = web.AppKey("upstream", str)
 KEY = web.AppKey("key", str)
 CLIENT_KEY = web.AppKey("client_key", str)
-ADDRESSES = web.AppKey("addresses", frozenset)
+NAMES = web.AppKey("names", frozenset)
+"""Of this machine, by which programs on it reach the server."""
+ADDRESS = web.AppKey("address", str)
 SESSION = web.AppKey("session", ClientSession)
 BEGUN = web.RequestKey("begun", bool)
 """Whether the first bytes of an answer were sent."""
@@ -58,8 +65,7 @@ def gateway(upstream: str, key: str, host: str, port: int, client_key: str) -> w
     allowing = _require_key if client_key else _refuse_other_sites
     app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[allowing, _report_dead_upstream])
     app[UPSTREAM], app[KEY], app[CLIENT_KEY] = upstream, key, client_key
-    names = {host, "127.0.0.1", "localhost"}
-    app[ADDRESSES] = frozenset({f"{name}:{port}" for name in names} | (names if port == HTTP_PORT else set()))
+    app[NAMES], app[ADDRESS] = frozenset({host.lower(), "127.0.0.1", "localhost"}), f"http://127.0.0.1:{port}"
     app.cleanup_ctx.append(_session)
     app.router.add_route("*", "/{path:.*}", _pass_on)
     return app
@@ -76,7 +82,8 @@ async def _session(app: web.Application) -> AsyncIterator[None]:
 
 @web.middleware
 async def _require_key(request: web.Request, handler: Any) -> web.StreamResponse:
-    given = re.sub("^bearer +", "", request.headers.get("Authorization", ""), flags=re.IGNORECASE)
+    given = request.headers.get("Authorization", request.headers.get("x-api-key", ""))
+    given = re.sub("^bearer +", "", given, flags=re.IGNORECASE)
     # aiohttp hands on bytes that are not UTF-8 as lone surrogates; encoded so they are the bytes that were sent.
     sent = given.encode(errors="surrogateescape")
     if request.path != HEALTH and not hmac.compare_digest(sent, request.app[CLIENT_KEY].encode()):
@@ -86,16 +93,25 @@ async def _require_key(request: web.Request, handler: Any) -> web.StreamResponse
 
 @web.middleware
 async def _refuse_other_sites(request: web.Request, handler: Any) -> web.StreamResponse:
-    addresses, origin = request.app[ADDRESSES], request.headers.get("Origin")
-    if request.headers.get("Host") not in addresses:
-        return _refusal(
-            403, f"Host {request.headers.get('Host')} is not this server: ask it at http://{min(addresses)}"
-        )
-    if origin is not None and origin.removeprefix("http://") not in addresses:
+    """By the name in Host, which a page that points a name of its own at this machine cannot choose; the port may be
+    that of a tunnel. A page is of this server where Origin is Host."""
+    host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
+    if _place(f"http://{host}")[0] not in request.app[NAMES]:
+        return _refusal(403, f"Host {host} is not this server: ask it at {request.app[ADDRESS]}")
+    if origin is not None and not (origin.startswith("http://") and _place(origin) == _place(f"http://{host}")):
         return _refusal(403, f"pages of {origin} must not use this server")
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return _refusal(403, "pages of other sites must not use this server")
     return await handler(request)
+
+
+def _place(url: str) -> tuple[str, int]:
+    """(name, port) of an address; no name where it is none."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.port or 80
+    except ValueError:
+        return "", 80
 
 
 @web.middleware
@@ -111,7 +127,18 @@ async def _report_dead_upstream(request: web.Request, handler: Any) -> web.Strea
 
 
 def _refusal(status: int, message: str, kind: str = "invalid_request_error") -> web.Response:
-    return web.json_response({"error": {"code": status, "message": message, "type": kind}}, status=status)
+    return web.json_response(_error(status, message, kind), status=status)
+
+
+def _error(status: int, message: str, kind: str = "server_error") -> dict[str, Any]:
+    return {"error": {"code": status, "message": message, "type": kind}}
+
+
+def _message_of(body: bytes) -> str:
+    """Of an answer that is an error: its message, or its text where it is no object."""
+    error = _json_object(body).get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    return message if isinstance(message, str) else body.decode(errors="replace")[:1000]
 
 
 async def _pass_on(request: web.Request) -> web.StreamResponse:
@@ -120,25 +147,38 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
     except web.HTTPRequestEntityTooLarge:
         return _refusal(413, f"the request is too large: at most {MAX_REQUEST_BYTES} bytes are read")
     if request.method == "POST" and request.path in CHATS:
+        given = _json_object(body)
         try:
-            call = required_call(_json_object(body))
+            asked = readable_chat(given)
+            call = required_call(asked)
             if call is not None:
                 return await _make_call(request, call)
         except ValueError as error:
             return _refusal(400, str(error))
+        except RecursionError:
+            return _refusal(400, "the request nests too deeply")
+        body = json.dumps(asked).encode() if asked != given else body
     if request.method == "POST" and request.path in OTHER_CHATS and _requires_call(_json_object(body)):
         return _refusal(400, f"a call can be required at {CHATS[0]} only: ask there, or with tool_choice auto or none")
+    if request.method == "POST" and request.path == MESSAGES and (given := _json_object(body)):
+        body = json.dumps(with_thinking(given)).encode()
     if request.method == "POST" and request.path == COMPLETIONS:
         asked = _json_object(body)
         if asked.get("echo"):
             return _refusal(400, "echo is not supported: the answer holds no prompt, leave it out")
         reshapes = bool(asked.get("logprobs"))
-    headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_HEADERS}
+    left_out = {*HOP_HEADERS, "content-encoding"}  # the body was read, and with that unpacked
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in left_out}
     headers["Authorization"] = f"Bearer {request.app[KEY]}"
     url = request.app[UPSTREAM] + request.raw_path
     async with request.app[SESSION].request(
         request.method, url, headers=headers, data=body, allow_redirects=False
     ) as answer:
+        if answer.status == 500:
+            message = _message_of(await answer.read())
+            if any(fault in message for fault in CLIENTS_FAULTS):
+                return _refusal(400, message)
+            return _refusal(500, message, "server_error")
         response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
         if reshapes and answer.status == 200:
             if answer.content_type == "text/event-stream":
@@ -158,7 +198,7 @@ async def _make_call(request: web.Request, call: RequiredCall) -> web.StreamResp
     """Answer a request for a required call, by a completion that a grammar holds to one."""
     status, made = await _ask(request, "/apply-template", call.template)
     if status == 200:
-        status, made = await _ask(request, "/completion", call.completion(made["prompt"]))
+        status, made = await _complete(request, call.completion(made["prompt"]))
     if status != 200:
         return web.json_response(made, status=status)
     try:
@@ -177,7 +217,26 @@ async def _ask(request: web.Request, path: str, body: dict[str, Any]) -> tuple[i
     headers = {"Authorization": f"Bearer {request.app[KEY]}"}
     url = request.app[UPSTREAM] + path
     async with request.app[SESSION].post(url, headers=headers, json=body) as answer:
-        return answer.status, _json_object(await answer.read())
+        text = await answer.read()
+        made = _json_object(text)
+        return answer.status, made if made or answer.status == 200 else _error(answer.status, _message_of(text))
+
+
+async def _complete(request: web.Request, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """As `_ask` of /completion, in a stream: llama.cpp's server sees that a client has gone only where it writes."""
+    headers = {"Authorization": f"Bearer {request.app[KEY]}"}
+    url = f"{request.app[UPSTREAM]}/completion"
+    async with request.app[SESSION].post(url, headers=headers, json={**body, "stream": True}) as answer:
+        if answer.content_type != "text/event-stream":
+            text = await answer.read()
+            return answer.status, _json_object(text) or _error(answer.status, _message_of(text))
+        content, last = "", {}
+        async for line in answer.content:
+            if line.startswith((b"data: {", b"error: {")):
+                last = _json_object(line.partition(b": ")[2])
+                content += last.get("content", "")
+        status = int(last["error"].get("code", 500)) if "error" in last else 200
+        return status, last if "error" in last else {**last, "content": content}
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
@@ -210,7 +269,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
     """The body as an object; empty where it is none: llama.cpp's server reports what is wrong."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -11,7 +11,8 @@ training writes (model/text/chat_template.py), and a grammar of this project hol
 
 Arguments stand in the order of `properties`; those that are not required may be left out. A value is JSON of its
 schema, or bare text where the schema asks for a string. A string of an `enum` is one of it; `pattern`, `format` and
-lengths of bare text are not held to. The grammar is one of llguidance, which is in llama.cpp's server.
+lengths of bare text are not held to, nor is `uniqueItems`. The grammar is one of llguidance, which is in llama.cpp's
+server.
 """
 
 from __future__ import annotations
@@ -22,23 +23,22 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from infra.serving.call_schemas import Schema, accepts_kind, options_of, resolved, standing_alone, texts_of
 
 BEGUN = "<tool_call>"
 ENDED = "</tool_call>"
 KEY, KEY_ENDED, VALUE_ENDED = "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"
-AS_TRAINED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as json.dumps writes it, and with it the conversations that a model was trained on."""
+AS_TRAINED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
+"""JSON as json.dumps writes it, and with it the conversations that a model was trained on; oneOf is anyOf."""
+MAX_GRAMMAR_CHARS = 4 << 20
 NOT_SAMPLING = {
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "model"),
-    *("stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "logprobs", "top_logprobs"),
+    *("stream", "stream_options", "max_tokens", "max_completion_tokens", "n", "logprobs", "top_logprobs", "stop"),
+    *("n_cmpl", "response_fields", "thinking"),
 }
 """Keys of a chat request that are answered here, or mean something else to a completion."""
-NOTES = {"allOf", "default", "deprecated", "description", "examples", "title"}
-"""Keys beside an allOf of one schema that restrict no value."""
-Schema = Mapping[str, Any]
-Texts = Literal["all", "some", "none"]
-"""Whether the values that a schema accepts are strings."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,10 @@ def required_call(asked: dict[str, Any]) -> RequiredCall | None:
     """None for a request that requires no call. Raises ValueError for a function that is not in `tools`, one that is
     described wrongly, and for what a call cannot have."""
     choice, tools = asked.get("tool_choice"), asked.get("tools")
-    if not tools or not (choice == "required" or isinstance(choice, dict)):
+    if not (choice == "required" or isinstance(choice, dict)):
         return None
+    if not tools:
+        raise ValueError("tool_choice requires a call, and tools describes no function: describe one, or leave it out")
     shown: dict[str, Schema]
     try:
         shown = {tool["function"]["name"]: dict(tool["function"].get("parameters") or {}) for tool in tools}
@@ -130,13 +132,16 @@ def required_call(asked: dict[str, Any]) -> RequiredCall | None:
         chosen = choice.get("function")
         name = str(chosen.get("name") if isinstance(chosen, dict) else chosen)
         if name not in shown:
-            raise ValueError(f"tool_choice asks for the function {name!r}: name one of tools, {list(shown)}")
+            raise ValueError(
+                f"tool_choice asks for the function {name!r}: name one of tools, {list(shown)}, as "
+                f'{{"type": "function", "function": {{"name": NAME}}}}, or write auto, none or required'
+            )
         shown = {name: shown[name]}
     if asked.get("logprobs") or asked.get("n") not in (None, 1):
         raise ValueError("a required call is one, without log-probabilities: leave n and logprobs out")
     if not isinstance(asked.get("stream_options") or {}, dict):
         raise ValueError("stream_options is no object")
-    shown = {name: {**schema, **_resolved(schema, schema)} for name, schema in shown.items()}
+    shown = {name: {**schema, **resolved(schema, schema)} for name, schema in shown.items()}
     for name, schema in shown.items():
         _check_parameters(name, schema)
     return RequiredCall(asked, shown)
@@ -157,7 +162,7 @@ def _check_parameters(name: str, schema: Schema) -> None:
 def _check_value(place: str, schema: Any, whole: Schema, around: tuple[Schema, ...], checked: set[int]) -> None:
     """`around`: the schemas of which it is an option; `checked`: the ids of those that are right, since definitions
     that name one another twice are as many paths as 2 to the power of their number."""
-    schema = _resolved(schema, whole)
+    schema = resolved(schema, whole)
     if any(schema is each for each in around):
         raise ValueError(f"{place} is an option of itself in anyOf, oneOf or allOf")
     if id(schema) in checked:
@@ -176,13 +181,17 @@ def _check_value(place: str, schema: Any, whole: Schema, around: tuple[Schema, .
 
 
 def grammar(parameters: Mapping[str, Schema]) -> str:
-    """The grammar of a call of one of the functions, from after BEGUN to ENDED."""
-    calls, rules = [], ['text[suffix="</arg_value>\\n"]: /(?s:.*)/']
+    """The grammar of a call of one of the functions, from after BEGUN to ENDED. Raises ValueError for a reference that
+    leads nowhere, and for a grammar of more than MAX_GRAMMAR_CHARS."""
+    calls, rules, size = [], ['text[suffix="</arg_value>\\n"]: /(?s:.*)/'], 0
     for number, (name, schema) in enumerate(parameters.items()):
         parts = [_quoted(f"{name}\n")]
         for place, (key, value) in enumerate(_properties(schema).items()):
             rule = f"value{number}_{place}"
-            rules.append(f"{rule}: {_value(value, schema)}")
+            rules += (made := _rules(rule, value, schema))
+            size += sum(map(len, made))
+            if size > MAX_GRAMMAR_CHARS:
+                raise ValueError(f"the schema of {name} makes a grammar of more than {MAX_GRAMMAR_CHARS >> 20} MiB")
             optional = "" if key in schema.get("required", ()) else "?"
             parts.append(f"({_quoted(f'{KEY}{key}{KEY_ENDED}')} {rule}){optional}")
         calls.append(" ".join([*parts, _quoted(ENDED)]))
@@ -200,7 +209,7 @@ def parse(text: str, parameters: Mapping[str, Schema]) -> tuple[str, dict[str, A
         written, is_value, rest = rest.partition(VALUE_ENDED)
         if not (is_key and is_value and key in _properties(schema)):
             raise ValueError(_unheld(parameters))
-        arguments[key] = _read(written, texts_of(_properties(schema)[key], schema))
+        arguments[key] = _read(written, _properties(schema)[key], schema)
     return name, arguments
 
 
@@ -220,12 +229,30 @@ def _properties(schema: Schema) -> dict[str, Any]:
     return named | {key: {} for key in schema.get("required", ()) if key not in named}
 
 
-def _value(schema: Any, whole: Schema) -> str:
-    """The rule of a value with the tag that ends it."""
-    texts, schema = texts_of(schema, whole), _resolved(schema, whole)
-    if texts == "none":
-        named = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-        return f"%json {json.dumps({**named, **schema, 'x-guidance': AS_TRAINED})} {_quoted(VALUE_ENDED)}"
+def _rules(name: str, schema: Any, whole: Schema) -> list[str]:
+    """The rule of this name for a value with the tag that ends it, and one for each option of which some are strings
+    and others are not: a schema with many paths to it has one rule."""
+    rules: list[str] = []
+    known: dict[int, tuple[str, Schema]] = {}
+
+    def rule_of(schema: Any) -> str:
+        schema = resolved(schema, whole)
+        if id(schema) not in known:
+            known[id(schema)] = f"{name}_{len(known)}" if known else name, schema
+            options = options_of(schema) if texts_of(schema, whole) == "some" else []
+            written = " | ".join(map(rule_of, options)) if options else _value(schema, whole)
+            rules.append(f"{known[id(schema)][0]}: {written}")
+        return known[id(schema)][0]
+
+    rule_of(schema)
+    return rules
+
+
+def _value(schema: Schema, whole: Schema) -> str:
+    """What stands for the values of a schema without options, with the tag that ends them."""
+    if texts_of(schema, whole) == "none":
+        alone = standing_alone(schema, whole) | {"x-guidance": AS_TRAINED}
+        return f"%json {json.dumps(alone)} {_quoted(VALUE_ENDED)}"
     accepted = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if accepted is None:
         return "text"
@@ -233,8 +260,9 @@ def _value(schema: Any, whole: Schema) -> str:
     return " | ".join(_quoted(each + VALUE_ENDED) for each in written)
 
 
-def _read(written: str, texts: Texts) -> Any:
-    """A value as its schema means it; one that may be a string or not is JSON where it can be."""
+def _read(written: str, schema: Any, whole: Schema) -> Any:
+    """A value as its schema means it; one that may be a string or not is JSON where its schema accepts that."""
+    texts = texts_of(schema, whole)
     if texts == "all":
         return written
     try:
@@ -243,7 +271,9 @@ def _read(written: str, texts: Texts) -> Any:
         if texts == "none":
             raise
         return written
-    return written if isinstance(value, str) and texts == "some" else value
+    if texts == "none":
+        return value
+    return written if isinstance(value, str) or not accepts_kind(schema, value, whole) else value
 
 
 def _refuse_constant(name: str) -> None:
@@ -256,59 +286,6 @@ def _finite(written: str) -> float:
     if not math.isfinite(value := float(written)):
         raise ValueError(written)
     return value
-
-
-def texts_of(schema: Any, whole: Schema) -> Texts:
-    """Whether the values of a schema are strings; `whole` has what it refers to."""
-    return _texts_of(schema, whole, {})
-
-
-def _texts_of(schema: Any, whole: Schema, known: dict[int, Texts]) -> Texts:
-    """`known` are the answers by the schemas' ids, so that one with many paths to it is looked at once."""
-    schema = _resolved(schema, whole)
-    if id(schema) not in known:
-        known[id(schema)] = _texts_of_resolved(schema, whole, known)
-    return known[id(schema)]
-
-
-def _texts_of_resolved(schema: Schema, whole: Schema, known: dict[int, Texts]) -> Texts:
-    if "enum" in schema or "const" in schema:
-        kinds = {isinstance(each, str) for each in schema.get("enum", [schema.get("const")])}
-    elif "type" in schema:
-        kinds = {each == "string" for each in ([schema["type"]] if isinstance(schema["type"], str) else schema["type"])}
-    elif options := schema.get("anyOf", schema.get("oneOf")):
-        found: set[Texts] = {_texts_of(each, whole, known) for each in options}
-        return found.pop() if len(found) == 1 else "some"
-    elif parts := schema.get("allOf"):
-        each_of = {_texts_of(each, whole, known) for each in parts}
-        return "none" if "none" in each_of else "all" if "all" in each_of else "some"
-    else:
-        return "some"
-    return "some" if len(kinds) != 1 else "all" if kinds.pop() else "none"
-
-
-def _resolved(schema: Any, whole: Schema) -> Schema:
-    """The schema that a reference inside `whole` names, or that allOf has alone. Raises ValueError for a reference to
-    nothing, or to itself."""
-    seen = set()
-    while isinstance(schema, dict) and ("$ref" in schema or _wraps(schema)):
-        if "$ref" not in schema:
-            schema = schema["allOf"][0]
-            continue
-        address = str(schema["$ref"])
-        place, _, name = address.removeprefix("#/").partition("/")
-        known = whole.get(place) if place in ("$defs", "definitions") else None
-        if address in seen or not isinstance(known, dict) or name not in known:
-            raise ValueError(f"the reference {address!r} leads nowhere: write #/$defs/NAME, and define NAME there")
-        seen.add(address)
-        schema = known[name]
-    return schema if isinstance(schema, dict) else {}
-
-
-def _wraps(schema: Schema) -> bool:
-    """Whether a schema is another one with notes, as pydantic writes a reference that has a default."""
-    parts = schema.get("allOf")
-    return isinstance(parts, list) and len(parts) == 1 and schema.keys() <= NOTES
 
 
 def _quoted(text: str) -> str:

@@ -14,13 +14,12 @@ import torch
 
 from configs.schema import CALIBRATED_GGUF_TYPES, GgufType, ModelRecipe
 from model.formats.checkpoint_names import checkpoint_names
+from model.formats.checkpoint_template import checkpoint_template
 from model.formats.gguf_types import FILE_TYPES, num_stored_bytes, quantize, stored_type
 from model.formats.gguf_vocabulary import Vocabulary, read_vocabulary
 from model.formats.hf_checkpoint import ROUTER_BIAS, read_config
 from model.formats.weight_files import open_safetensors, tensor_files
 from model.text.tokenizer_layout import END_TOKENS
-
-CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
 _TRUNK = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -194,6 +193,5 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: Vocabulary, checkpoint_d
     writer.add_eom_token_id(end_of_message)
     writer.add_pad_token_id(end_of_text)
     writer.add_add_bos_token(False)
-    template_path = checkpoint_dir / CHAT_TEMPLATE_FILE
-    if template_path.is_file():
-        writer.add_chat_template(template_path.read_text(encoding="utf-8"))
+    if (template := checkpoint_template(checkpoint_dir)) is not None:
+        writer.add_chat_template(template)

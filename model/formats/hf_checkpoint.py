@@ -139,20 +139,30 @@ def read_config(checkpoint_dir: Path) -> ModelRecipe:
         raise ValueError(
             f"{path}: model_type is {config.get('model_type')!r}, must be 'glm4_moe' (GLM-4.5, GLM-4.5-Air, GLM-4.6)"
         )
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "an unknown method")
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "an unknown method") if isinstance(quantization, dict) else "unknown"
         raise ValueError(f"{path}: the weights are quantized ({method}): give the same model in bfloat16 or float32")
     rope = config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"{path}: rope_parameters is {rope!r}, no object: copy the file again")
     # transformers 5 writes both inside rope_parameters, where they win over top-level keys (modeling_rope_utils.py).
     config = config | {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"{path}: rope_type {rope['rope_type']!r} is not supported, only 'default'")
+    scaling = config.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) == "default":
+        config["rope_scaling"] = None
     for key, value in _CONSTANTS.items():
         if config.get(key, value) != value:
             raise ValueError(f"{path}: {key} is {config[key]!r}, only {value!r} is supported")
     if "num_mtp_layers" in config:
         config.setdefault("num_nextn_predict_layers", config["num_mtp_layers"])
     if config.get("num_nextn_predict_layers") and _lacks_mtp(checkpoint_dir, config.get("num_hidden_layers")):
+        config["num_nextn_predict_layers"] = 0
+    width, num_heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if config.get("head_dim") is None and isinstance(width, int) and isinstance(num_heads, int) and num_heads > 0:
+        config["head_dim"] = width // num_heads  # as transformers has it where the key is absent
+    if config.get("num_nextn_predict_layers") is None and _lacks_mtp(checkpoint_dir, config.get("num_hidden_layers")):
         config["num_nextn_predict_layers"] = 0
     absent = sorted(set(ModelRecipe.model_fields) - set(config))
     if absent:

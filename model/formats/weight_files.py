@@ -50,7 +50,10 @@ def _weight_map(checkpoint_dir: Path) -> dict[str, str] | None:
     index_path = checkpoint_dir / INDEX_FILE
     if not index_path.is_file():
         return None
-    weight_map: dict[str, str] = read_json(index_path)["weight_map"]
+    weight_map = read_json(index_path).get("weight_map")
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise ValueError(f"{index_path} has no weight_map of tensors and files beside it: copy the checkpoint again")
     if (checkpoint_dir / SINGLE_FILE).is_file() and SINGLE_FILE not in weight_map.values():
         raise ValueError(
             f"{checkpoint_dir} holds {SINGLE_FILE} and {INDEX_FILE}, which names other files: remove the one that is "
@@ -72,10 +75,13 @@ def open_safetensors(path: Path) -> Iterator[safe_open]:
 
 
 def read_json(path: Path) -> dict:
-    """The content of a JSON file of a checkpoint; one that is missing or damaged is a ValueError naming it."""
+    """The object in a JSON file of a checkpoint; one that is missing or damaged is a ValueError naming it."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist: give a directory in the Hugging Face glm4_moe layout")
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}): the file is damaged, copy it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object: the file is damaged, copy it again")
+    return content

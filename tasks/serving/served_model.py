@@ -11,13 +11,13 @@ from pathlib import Path
 
 from configs.schema import ModelRecipe, Scale
 from infra.registry.model_registry import model_name
+from model.formats.checkpoint_template import checkpoint_template
 from model.formats.hf_checkpoint import CONFIG_FILE, read_config
 from model.formats.weight_files import tensor_names
 from tasks.serving.planned_server import PlannedModel
 from tasks.serving.served_bytes import BFLOAT16
 
 QUANTIZATION = "quantization_config"
-CHAT_TEMPLATE_FILE = "chat_template.jinja"
 WEIGHTS = "*.safetensors"
 TOKENS, PART = "ggml.tokens", "-{:05d}-of-{:05d}.gguf"
 """Key of a GGUF file that lists its vocabulary; the end of a part's name, by which llama.cpp finds the others."""
@@ -40,7 +40,7 @@ def model_of_directory(name: str, directory: Path) -> PlannedModel:
         recipe, stored = read_config(directory), BFLOAT16
     else:
         recipe, stored = _unquantized_recipe(directory, config), _stored_format(path, quantization)
-    return PlannedModel(name, recipe, stored, (directory / CHAT_TEMPLATE_FILE).is_file())
+    return PlannedModel(name, recipe, stored, checkpoint_template(directory) is not None)
 
 
 def model_of_gguf(name: str, path: Path) -> PlannedModel:

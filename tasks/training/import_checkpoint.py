@@ -16,14 +16,9 @@ from configs.files.atomic_files import link_or_copy
 from infra.step import Artifact, Output, digest_of, step
 from infra.storage.store import hash_file
 from model.architecture.counts import count_parameters
+from model.formats.checkpoint_template import checkpoint_template
 from tasks.training.input_rules import OF_THE_PHASE
-from tasks.training.state.trained_checkpoint import (
-    CHAT_TEMPLATE_FILE,
-    CHAT_TEMPLATE_KEY,
-    WEIGHTS_SUFFIX,
-    TrainedCheckpoint,
-    chat_template_digest,
-)
+from tasks.training.state.trained_checkpoint import WEIGHTS_SUFFIX, TrainedCheckpoint, chat_template_digest
 
 if TYPE_CHECKING:
     from configs.schema import ModelRecipe
@@ -158,7 +153,4 @@ def imported_position() -> str:
 def has_chat_template(path: Path) -> bool:
     """Whether the directory has a chat template. It is taken as a sign that these weights were trained on
     conversations: our own exports have one only then."""
-    config_path = path / "tokenizer_config.json"
-    return (path / CHAT_TEMPLATE_FILE).is_file() or (
-        config_path.is_file() and CHAT_TEMPLATE_KEY in json.loads(config_path.read_text())
-    )
+    return checkpoint_template(path) is not None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 
 import pytest
 from aiohttp import ClientError, ClientSession, web
 
 from infra.child_process import free_port
+from infra.serving.chat_requests import readable_chat
 from infra.serving.model_gateway import gateway
 from infra.serving.required_call import required_call
 
@@ -97,7 +99,7 @@ def test_a_server_that_dies_in_its_answer_breaks_the_connection():
         asyncio.run(ask())
 
 
-def test_a_server_at_port_80_is_asked_without_the_port_and_any_other_is_not():
+def test_a_server_is_asked_by_its_own_names_at_any_port_and_its_pages_at_their_own():
     """As curl and browsers do."""
 
     async def ask(port: int, **headers: str) -> int:
@@ -116,11 +118,18 @@ def test_a_server_at_port_80_is_asked_without_the_port_and_any_other_is_not():
     for host, origin in (("localhost", "http://localhost"), ("127.0.0.1:80", "http://127.0.0.1")):
         assert asyncio.run(ask(80, Host=host, Origin=origin)) == 200
     assert asyncio.run(ask(80, Host="localhost", Origin="http://evil.example")) == 403
-    assert [asyncio.run(ask(8000, Host=host)) for host in ("localhost:8000", "localhost", "localhost:80")] == [
-        200,
-        403,
-        403,
-    ]
+    for host, status in (
+        ("localhost:8000", 200),
+        ("localhost:9000", 200),  # of a tunnel
+        ("LOCALHOST", 200),
+        ("evil.example:8000", 403),
+        ("localhost.evil.example", 403),
+        ("localhost:x", 403),
+    ):
+        assert asyncio.run(ask(8000, Host=host)) == status, host
+    assert asyncio.run(ask(8000, Host="localhost:9000", Origin="http://localhost:9000")) == 200
+    assert asyncio.run(ask(8000, Host="localhost:8000", Origin="http://localhost:3000")) == 403
+    assert asyncio.run(ask(8000, Host="localhost:8000", Origin="https://localhost:8000")) == 403
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
@@ -155,6 +164,97 @@ def test_a_required_call_is_held_to_its_grammar_at_both_paths_of_a_chat(path):
 
     (answer,) = asyncio.run(ask())["choices"]
     assert answer["message"]["tool_calls"][0]["function"] == {"name": "time", "arguments": "{}"} and grammars
+
+
+def passed_on(*requests: tuple[str, dict, bytes], status: int = 200, answer: dict | None = None) -> list:
+    """(status, answer, body that the model's server got) of each request: path, headers, body."""
+    got: list[bytes] = []
+
+    async def take(request: web.Request) -> web.Response:
+        got.append(await request.read())
+        return web.json_response(answer or {}, status=status)
+
+    async def ask() -> list:
+        application, answers = web.Application(), []
+        application.router.add_route("*", "/{path:.*}", take)
+        other, upstream = await started(application)
+        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", 0, KEY))
+        try:
+            async with ClientSession() as session:
+                for path, headers, body in requests:
+                    url, sent = f"http://127.0.0.1:{own}{path}", {"Authorization": f"Bearer {KEY}"} | headers
+                    async with session.post(url, data=body, headers=sent) as replied:
+                        answers.append((replied.status, await replied.json(), got.pop() if got else b""))
+        finally:
+            await runner.cleanup()
+            await other.cleanup()
+        return answers
+
+    return asyncio.run(ask())
+
+
+def test_a_chat_is_passed_on_in_the_form_that_the_server_reads():
+    call = {"id": "a", "function": {"name": "time", "arguments": ""}}
+    turn = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": None}
+    chat = {"messages": [turn, {"role": "user", "content": "x", "name": None}], "thinking": {"type": "disabled"}}
+    packed = gzip.compress(json.dumps(chat).encode())
+    ((status, _, body),) = passed_on(("/v1/chat/completions", {"Content-Encoding": "gzip"}, packed))
+    call = {"type": "function", "id": "a", "function": {"name": "time", "arguments": "{}"}}
+    turn = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert status == 200 and json.loads(body) == {
+        "messages": [turn, {"role": "user", "content": "x"}],
+        "thinking": {"type": "disabled"},
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    same = b'{"messages": [{"role": "user", "content": "\\u00e4"}],  "seed": 1e0}'
+    deep = b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    for body in (same, deep, b"no JSON"):
+        assert passed_on(("/v1/chat/completions", {}, body))[0][2] == body, "what needs no other form stays as it is"
+
+
+def test_anthropics_clients_may_send_their_key_and_switch_reasoning_off():
+    asked = json.dumps({"messages": [], "thinking": {"type": "disabled"}}).encode()
+    headers = {"Authorization": "", "x-api-key": KEY}
+    wrong, right = passed_on(("/v1/messages", headers, asked), ("/v1/messages", {}, asked))
+    assert wrong[0] == 401
+    assert json.loads(right[2])["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_what_the_client_did_wrong_is_no_fault_of_the_server():
+    for message, status in (("Failed to parse tools: x", 400), ("out of memory", 500)):
+        answer = {"error": {"code": 500, "message": message, "type": "server_error"}}
+        ((given, error, _),) = passed_on(("/v1/chat/completions", {}, b"{}"), status=500, answer=answer)
+        assert given == status == error["error"]["code"] and error["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("choice", "asked"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "tool", "name": "time"}, {"type": "function", "function": {"name": "time"}}),
+        ({"name": "time"}, {"type": "function", "function": {"name": "time"}}),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"name": "time"}]}}, "required"),
+    ],
+)
+def test_a_choice_among_tools_may_be_in_the_words_of_several_apis(choice, asked):
+    other = {"type": "function", "function": {"name": "date"}}
+    made = readable_chat({"tools": [TOOL, other], "tool_choice": choice})
+    assert made["tool_choice"] == asked
+    assert made["tools"] == ([TOOL] if choice.get("type") == "allowed_tools" else [TOOL, other])
+
+
+@pytest.mark.parametrize("allowed", [None, {"mode": "auto"}, {"mode": "auto", "tools": [{"name": "x"}]}])
+def test_a_choice_that_allows_no_tool_is_refused(allowed):
+    with pytest.raises(ValueError, match="tool_choice"):
+        readable_chat({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}})
+
+
+def test_an_answer_that_the_request_begins_has_no_reasoning_unless_it_says_so():
+    begun = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It"}]}
+    assert readable_chat(begun)["chat_template_kwargs"] == {"enable_thinking": False}
+    told = begun | {"chat_template_kwargs": {"enable_thinking": True}}
+    assert readable_chat(told) == told
 
 
 TOOL = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}

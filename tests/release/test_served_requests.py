@@ -14,8 +14,9 @@ import psutil
 import pytest
 from openai import AuthenticationError, BadRequestError, OpenAI
 
+from infra.serving.call_schemas import standing_alone, texts_of
 from infra.serving.model_server import Access, running_model_server, start_model_server
-from infra.serving.required_call import grammar, parse, required_call, texts_of
+from infra.serving.required_call import grammar, parse, required_call
 from model.formats.gguf_checkpoint import write_gguf
 from model.text.chat_template import render
 from tasks.data.prompts.python_turns import SHOWN_TOOLS
@@ -188,8 +189,10 @@ def test_a_call_of_an_unknown_function_is_refused_and_other_requests_pass_unchan
     client = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
     with pytest.raises(BadRequestError, match="tool_choice asks for the function 'time': name one of tools"):
         client.chat.completions.create(**asked_for({"type": "function", "function": {"name": "time"}}))
-    for body in (asked_for("auto"), asked_for("none"), asked_for("required") | {"tools": []}):
+    for body in (asked_for("auto"), asked_for("none")):
         assert required_call(body) is None
+    with pytest.raises(ValueError, match="tool_choice requires a call, and tools describes no function"):
+        required_call(asked_for("required") | {"tools": []})
 
 
 SCHEMAS: dict[str, dict] = {
@@ -290,6 +293,55 @@ def test_a_word_that_only_pythons_reader_takes_for_a_number_stays_a_word():
     schemas = {"f": {"properties": {"k": {"type": ["string", "number"]}}}}
     for word in ("NaN", "-Infinity", "1e999"):
         assert parse(f"f\n<arg_key>k</arg_key>\n<arg_value>{word}</arg_value>\n</tool_call>", schemas)[1] == {"k": word}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "90210", "90210"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"type": ["string", "integer"]}, "7", 7),
+        ({"type": ["string", "integer"]}, "7.5", "7.5"),
+        ({"anyOf": [{"enum": ["asc"]}, {"type": "boolean"}]}, "true", True),
+        ({"enum": ["a", 1]}, "1", 1),
+        ({}, "[1]", [1]),
+    ],
+)
+def test_a_value_is_json_only_where_its_schema_accepts_that(schema, written, value):
+    text = f"f\n<arg_key>k</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
+    assert parse(text, {"f": {"properties": {"k": schema}}})[1] == {"k": value}
+
+
+def test_an_optional_word_is_held_to_its_options():
+    options = {"anyOf": [{"enum": ["asc", "desc"]}, {"type": "null"}]}
+    made = grammar({"f": {"properties": {"k": options}, "required": ["k"]}})
+    assert "value0_0: value0_0_1 | value0_0_2\n" in made and '"asc</arg_value>\\n"' in made
+    assert made.count("text") == 1, "the rule of any text stands there and is not used"
+
+
+def test_a_schema_for_the_grammar_has_what_it_refers_to_and_no_more():
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "format": {"type": "string"}}}
+    whole = {
+        "properties": {"from": {"$ref": "#/$defs/node"}, "to": {"$ref": "#/properties/from"}},
+        "$defs": {"node": node, "other": {"type": "integer"}},
+    }
+    assert standing_alone(node, whole) == {
+        "type": "object",
+        "properties": {"next": {"$ref": "#/$defs/0"}, "format": {"type": "string"}},
+        "$defs": {"0": {"type": "object", "properties": {"next": {"$ref": "#/$defs/0"}, "format": {"type": "string"}}}},
+    }
+    assert texts_of(whole["properties"]["to"], whole) == "none"
+    items = {"type": "string", "format": "uri", "default": {"format": "uri"}}
+    dropped = {"type": "array", "items": items, "uniqueItems": True, "propertyNames": {"type": "string"}}
+    kept = {"type": "array", "items": {"type": "string", "default": {"format": "uri"}}}
+    assert standing_alone(dropped, {}) == kept
+
+
+def test_a_schema_whose_grammar_would_be_huge_is_refused():
+    node = {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(2000)}}
+    whole = {"properties": {f"k{number}": {"$ref": "#/$defs/node"} for number in range(200)}, "$defs": {"node": node}}
+    with pytest.raises(ValueError, match="the schema of f makes a grammar of more than 4 MiB"):
+        grammar({"f": whole})
 
 
 def test_a_reference_to_nothing_and_one_to_itself_are_refused():

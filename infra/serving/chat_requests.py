@@ -1,0 +1,89 @@
+"""Gives chat requests the one form that llama.cpp's server and a required call (required_call.py) read.
+
+Clients write null for what a message does not have, "" for a call without arguments, `thinking` as GLM's own API has
+it, and the choice of a tool in the words of several APIs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+WORDS = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
+THINKING = {"enabled": True, "disabled": False}
+Asked = dict[str, Any]
+"""A request's body."""
+
+
+def readable_chat(asked: Asked) -> Asked:
+    """The request in that form; what is wrong in it stays for whoever reads it. Raises ValueError for a choice among
+    tools that are not there."""
+    asked = _with_choice(dict(asked))
+    messages = asked.get("messages")
+    if isinstance(messages, list):
+        asked["messages"] = [_message(each) if isinstance(each, dict) else each for each in messages]
+    return with_thinking(asked)
+
+
+def with_thinking(asked: Asked) -> Asked:
+    """The request, in this shape or Anthropic's, with what it says of reasoning where the template reads it."""
+    settings, thinks = asked.get("chat_template_kwargs"), _thinks(asked)
+    if thinks is None or not (settings is None or isinstance(settings, dict)):
+        return asked
+    return asked | {"chat_template_kwargs": {"enable_thinking": thinks, **(settings or {})}}
+
+
+def _thinks(asked: Asked) -> bool | None:
+    """Whether an answer begins with reasoning; None where the request does not say. One that the request begins has
+    none: llama.cpp would leave out the line end before it."""
+    thinking, messages = asked.get("thinking"), asked.get("messages")
+    if isinstance(thinking, dict) and isinstance(thinking.get("type"), str) and thinking["type"] in THINKING:
+        return THINKING[thinking["type"]]
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return False if isinstance(last, dict) and last.get("role") == "assistant" else None
+
+
+def _message(message: Asked) -> Asked:
+    message = {key: value for key, value in message.items() if value is not None or key == "content"}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        message["tool_calls"] = [_call(each) if isinstance(each, dict) else each for each in calls]
+    return message
+
+
+def _call(call: Asked) -> Asked:
+    call, function = {"type": "function", **call}, call.get("function")
+    if isinstance(function, dict) and function.get("arguments") in ("", None):
+        call["function"] = {**function, "arguments": "{}"}
+    return call
+
+
+def _with_choice(asked: Asked) -> Asked:
+    choice = asked.get("tool_choice")
+    if not isinstance(choice, dict):
+        return asked
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        return _narrowed(asked, choice.get("allowed_tools", choice))
+    if isinstance(kind, str) and kind in WORDS:
+        return asked | {"tool_choice": WORDS[kind]}
+    name = choice.get("name")
+    if "function" not in choice and isinstance(name, str):
+        return asked | {"tool_choice": {"type": "function", "function": {"name": name}}}
+    return asked
+
+
+def _narrowed(asked: Asked, allowed: Any) -> Asked:
+    """With those of its tools that a choice of the kind allowed_tools names."""
+    mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(listed, list):
+        raise ValueError("tool_choice of the type allowed_tools has a mode, auto or required, and a list of tools")
+    names, tools = list(map(_name_of, listed)), asked.get("tools")
+    tools = [tool for tool in tools if _name_of(tool) in names] if isinstance(tools, list) else []
+    if not tools:
+        raise ValueError(f"tool_choice allows {names}, and none of them is one of tools")
+    return asked | {"tool_choice": mode, "tools": tools}
+
+
+def _name_of(tool: Any) -> Any:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
