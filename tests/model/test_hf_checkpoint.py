@@ -15,6 +15,7 @@ from transformers.modeling_layers import MtpModel
 from configs.schema import ModelRecipe
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import to_checkpoint_tensors
+from model.formats.checkpoint_template import checkpoint_template
 from model.formats.hf_checkpoint import canonical_config, load_model, load_weights, read_config
 from tests.conftest import ROOT
 from tests.support.model_recipes import AIR, GLM46, random_model
@@ -268,6 +269,60 @@ def test_an_index_that_names_the_single_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     kept = load_model(tmp_path).state_dict()
     assert all(tensor.equal(kept[name]) for name, tensor in random_model(GLM46).state_dict().items())
+
+
+@pytest.mark.parametrize("index", [{"metadata": {}}, [], {"weight_map": {"a": 1}}, {"weight_map": {"a": "../b"}}])
+def test_a_damaged_index_is_named(index, tmp_path: Path) -> None:
+    save(random_model(GLM46), tmp_path, max_shard_bytes=100_000)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json (has no weight_map|holds no JSON object)"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quantization_config": "fp8"}, "the weights are quantized"),
+        ({"rope_parameters": [1]}, "rope_parameters is .1., no object"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling is .*only None is supported"),
+    ],
+)
+def test_a_damaged_config_is_named(change: dict, message: str, tmp_path: Path) -> None:
+    path = save(random_model(GLM46), tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        read_config(tmp_path)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match=r"config\.json holds no JSON object"):
+        read_config(tmp_path)
+
+
+def test_what_the_files_say_need_not_be_in_the_config(tmp_path: Path) -> None:
+    recipe = GLM46.model_copy(update={"num_nextn_predict_layers": 0})
+    path = save(random_model(recipe), tmp_path) / "config.json"
+    config = json.loads(path.read_text()) | {"rope_scaling": {"rope_type": "default"}}
+    del config["num_nextn_predict_layers"]
+    is_default = recipe.head_dim == recipe.hidden_size // recipe.num_attention_heads
+    config |= {"head_dim": None} if is_default else {}
+    path.write_text(json.dumps(config))
+    assert read_config(tmp_path) == recipe
+
+
+@pytest.mark.parametrize(
+    ("files", "template"),
+    [
+        ({"chat_template.jinja": "a", "tokenizer_config.json": '{"chat_template": "b"}'}, "a"),
+        ({"tokenizer_config.json": '{"chat_template": "b"}'}, "b"),
+        ({"tokenizer_config.json": '{"chat_template": [{"name": "default", "template": "c"}]}'}, "c"),
+        ({"tokenizer_config.json": '{"chat_template": [{"name": "tools", "template": "c"}]}'}, None),
+        ({"tokenizer_config.json": "{}"}, None),
+        ({}, None),
+    ],
+)
+def test_the_template_is_found_where_transformers_writes_it(files: dict, template: str | None, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert checkpoint_template(tmp_path) == template
 
 
 def test_a_lost_shard_and_a_foreign_config_are_named(tmp_path: Path) -> None:
