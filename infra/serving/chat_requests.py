@@ -44,6 +44,8 @@ def _thinks(asked: Asked) -> bool | None:
 
 def _message(message: Asked) -> Asked:
     message = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if message.get("role") == "function":  # OpenAI's older name, which no template knows
+        message["role"] = "tool"
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         message["tool_calls"] = [_call(each) if isinstance(each, dict) else each for each in calls]

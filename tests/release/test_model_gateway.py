@@ -250,6 +250,11 @@ def test_a_choice_that_allows_no_tool_is_refused(allowed):
         readable_chat({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}})
 
 
+def test_a_result_of_a_function_is_one_of_a_tool():
+    made = readable_chat({"messages": [{"role": "function", "name": "time", "content": "noon"}]})
+    assert made["messages"] == [{"role": "tool", "name": "time", "content": "noon"}]
+
+
 def test_an_answer_that_the_request_begins_has_no_reasoning_unless_it_says_so():
     begun = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It"}]}
     assert readable_chat(begun)["chat_template_kwargs"] == {"enable_thinking": False}
