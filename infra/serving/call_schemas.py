@@ -163,4 +163,5 @@ def _is_needless(key: str, value: Any) -> bool:
     """Whether a keyword is one that llguidance refuses, and without which a value is still of its type."""
     if key == "propertyNames":
         return isinstance(value, dict) and value.keys() <= {"type"}
-    return key == "uniqueItems" or (key == "format" and value not in FORMATS)
+    is_unknown = not isinstance(value, str) or value not in FORMATS
+    return key == "uniqueItems" or (key == "format" and is_unknown)

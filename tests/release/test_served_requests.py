@@ -335,6 +335,7 @@ def test_a_schema_for_the_grammar_has_what_it_refers_to_and_no_more():
     dropped = {"type": "array", "items": items, "uniqueItems": True, "propertyNames": {"type": "string"}}
     kept = {"type": "array", "items": {"type": "string", "default": {"format": "uri"}}}
     assert standing_alone(dropped, {}) == kept
+    assert standing_alone({"type": "string", "format": ["uri"]}, {}) == {"type": "string"}
 
 
 def test_a_schema_whose_grammar_would_be_huge_is_refused():
