@@ -48,6 +48,7 @@ HOP_HEADERS = {
 CLIENTS_FAULTS = ("Failed to parse", "input is not supported", "Missing tool call", "type must be")
 """Parts of messages that llama.cpp's server has with status 500 for requests that are wrong: a client would repeat
 them."""
+EVENTS = (b"data: {", b"error: {")
 UPSTREAM = web.AppKey("upstream", str)
 KEY = web.AppKey("key", str)
 CLIENT_KEY = web.AppKey("client_key", str)
@@ -160,8 +161,10 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
         body = json.dumps(asked).encode() if asked != given else body
     if request.method == "POST" and request.path in OTHER_CHATS and _requires_call(_json_object(body)):
         return _refusal(400, f"a call can be required at {CHATS[0]} only: ask there, or with tool_choice auto or none")
-    if request.method == "POST" and request.path == MESSAGES and (given := _json_object(body)):
-        body = json.dumps(with_thinking(given)).encode()
+    if request.method == "POST" and request.path == MESSAGES:
+        given = _json_object(body)
+        asked = with_thinking(given)
+        body = json.dumps(asked).encode() if asked is not given else body
     if request.method == "POST" and request.path == COMPLETIONS:
         asked = _json_object(body)
         if asked.get("echo"):
@@ -227,16 +230,13 @@ async def _complete(request: web.Request, body: dict[str, Any]) -> tuple[int, di
     headers = {"Authorization": f"Bearer {request.app[KEY]}"}
     url = f"{request.app[UPSTREAM]}/completion"
     async with request.app[SESSION].post(url, headers=headers, json={**body, "stream": True}) as answer:
+        text = await answer.read()
         if answer.content_type != "text/event-stream":
-            text = await answer.read()
             return answer.status, _json_object(text) or _error(answer.status, _message_of(text))
-        content, last = "", {}
-        async for line in answer.content:
-            if line.startswith((b"data: {", b"error: {")):
-                last = _json_object(line.partition(b": ")[2])
-                content += last.get("content", "")
-        status = int(last["error"].get("code", 500)) if "error" in last else 200
-        return status, last if "error" in last else {**last, "content": content}
+    events = [_json_object(line.partition(b": ")[2]) for line in text.split(b"\n") if line.startswith(EVENTS)]
+    if not events or "error" in events[-1]:
+        return 500, _error(500, _message_of(text if not events else json.dumps(events[-1]).encode()))
+    return 200, {**events[-1], "content": "".join(event.get("content", "") for event in events)}
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:

@@ -141,9 +141,14 @@ def test_a_required_call_is_held_to_its_grammar_at_both_paths_of_a_chat(path):
         return web.json_response({"prompt": "<tool_call>"})
 
     async def complete(request: web.Request) -> web.Response:
-        grammars.append((await request.json())["grammar"])
-        made = {"content": "time\n</tool_call>", "stop_type": "eos", "model": "m"}
-        return web.json_response(made | {"tokens_evaluated": 1, "tokens_predicted": 2, "timings": {}})
+        asked = await request.json()
+        assert asked["stream"], "llama.cpp sees only where it writes that a client has gone"
+        grammars.append(asked["grammar"])
+        made = {"content": "", "stop_type": "eos", "model": "m", "tokens_evaluated": 1, "tokens_predicted": 2}
+        made |= {"timings": {}, "generation_settings": {"grammar": "x" * 1_000_000}}
+        events = [{"content": "time\n"}, {"content": "</tool_call>"}, made]
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        return web.Response(text=text, content_type="text/event-stream")
 
     async def ask() -> dict:
         application = web.Application()
