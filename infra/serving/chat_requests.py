@@ -6,6 +6,7 @@ it, and the choice of a tool in the words of several APIs.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 WORDS = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
@@ -20,7 +21,7 @@ def readable_chat(asked: Asked) -> Asked:
     asked = _with_choice(dict(asked))
     messages = asked.get("messages")
     if isinstance(messages, list):
-        asked["messages"] = [_message(each) if isinstance(each, dict) else each for each in messages]
+        asked["messages"] = [read for each in messages for read in _messages(each)]
     return with_thinking(asked)
 
 
@@ -40,6 +41,18 @@ def _thinks(asked: Asked) -> bool | None:
         return THINKING[thinking["type"]]
     last = messages[-1] if isinstance(messages, list) and messages else None
     return False if isinstance(last, dict) and last.get("role") == "assistant" else None
+
+
+def _messages(message: Any) -> list[Any]:
+    """A message, or one for each of the results that GLM's template takes in one: `[{"output": ...}, ...]`."""
+    if not isinstance(message, dict):
+        return [message]
+    read, results = _message(message), message.get("content")
+    is_several = isinstance(results, list) and all(isinstance(each, dict) and "output" in each for each in results)
+    if read.get("role") != "tool" or not is_several or not results:
+        return [read]
+    outputs = [each["output"] for each in results]
+    return [{**read, "content": each if isinstance(each, str) else json.dumps(each)} for each in outputs]
 
 
 def _message(message: Asked) -> Asked:

@@ -258,6 +258,8 @@ def test_a_choice_that_allows_no_tool_is_refused(allowed):
 def test_a_result_of_a_function_is_one_of_a_tool():
     made = readable_chat({"messages": [{"role": "function", "name": "time", "content": "noon"}]})
     assert made["messages"] == [{"role": "tool", "name": "time", "content": "noon"}]
+    made = readable_chat({"messages": [{"role": "tool", "content": [{"output": "noon"}, {"output": {"a": 1}}]}]})
+    assert made["messages"] == [{"role": "tool", "content": "noon"}, {"role": "tool", "content": '{"a": 1}'}]
 
 
 def test_an_answer_that_the_request_begins_has_no_reasoning_unless_it_says_so():
