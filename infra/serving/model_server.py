@@ -237,7 +237,7 @@ def serve(
         app,
         host=host,
         port=port,
-        handler_cancellation=True,  # a client that has gone frees its slot
+        handler_cancellation=True,  # a client that has gone frees its slot, where llama.cpp streams to us
         print=lambda *_: print(f"serving {gguf_path.name} at {host}:{port}", flush=True),
     )
 
