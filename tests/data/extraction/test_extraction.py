@@ -50,6 +50,10 @@ def test_every_extractor_finds_the_article_and_leaves_the_frame(extractor):
     assert "cookies" not in text and "About" not in text
 
 
+def test_lines_of_plain_text_end_as_unix_ends_them():
+    assert record_text("One.\r\n\r\nTwo.\r\n", "text", "combined", 100, 1) == ("One.\n\nTwo.\n", "")
+
+
 def test_code_blocks_keep_their_lines():
     code = "def f(x):\n    return x + 1\n\n\nprint(f(2))"
     marked = code.replace("def", "<span class='k'>def</span>").replace("print", "<span>print</span>")
