@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -64,18 +65,28 @@ def _state(home: Home, key: str) -> JobState | Literal["unknown"]:
 
 def running_jobs(home: Home) -> list[DetachedJob]:
     """The jobs that run now or wait in a queue, and those that may."""
-    return [job for job in list_jobs(home) if job.state in ("queued", "running", "unknown")]
+    return [job for job in list_jobs(home) if job.state in ("queued", "stuck", "running", "unknown")]
 
 
 def stop_jobs(home: Home, key: str | None) -> list[DetachedJob]:
-    """Let the running jobs whose key begins with `key`, or all, save and end; returns them in their new state. Raises
-    ValueError if none runs."""
+    """Let the running jobs whose key begins with `key`, or all, save and end at the same time; returns them in their
+    new state. Raises ValueError if none runs, NoAnswerError that names those whose scheduler does not answer."""
     chosen = [job for job in running_jobs(home) if key is None or job.key.startswith(key)]
     if not chosen:
         raise ValueError(
             f"no job{'' if key is None else f' with key {key}'} runs: `glm46 jobs list` shows those there are"
         )
-    for job in chosen:
-        launcher_of(job.key, home.work_root).cancel(JobHandle(job.key), GRACE_SECONDS)
+    with ThreadPoolExecutor(len(chosen)) as threads:
+        stops = {job.short_key: threads.submit(_cancel, home, job.key) for job in chosen}
+    unanswered = {key: error for key, stop in stops.items() if isinstance(error := stop.exception(), NoAnswerError)}
+    if unanswered:
+        said = "; ".join(f"{key}: {error}" for key, error in unanswered.items())
+        raise NoAnswerError(f"not stopped, run `glm46 jobs stop` again: {said}")
+    for stop in stops.values():
+        stop.result()
     keys = {job.key for job in chosen}
     return [job for job in list_jobs(home) if job.key in keys]
+
+
+def _cancel(home: Home, key: str) -> None:
+    launcher_of(key, home.work_root).cancel(JobHandle(key), GRACE_SECONDS)

@@ -57,8 +57,24 @@ def driver_script(settings: ClusterSettings, cluster_dir: Path) -> str:
         "partition": settings.partition,
         "account": settings.account,
         "output": str(cluster_dir / "driver-%j.log"),
-        "signal": "B:TERM@120",
+        "open-mode": "append",
+        "signal": "B:USR1@120",
     }
     lines = [f"#SBATCH --{name}={shlex.quote(text)}" for name, text in options.items() if text]
-    usage = f"# sbatch {cluster_dir / 'driver.sbatch'} SCALE|FILE.yaml [options of glm46 run]"
-    return "\n".join(["#!/bin/bash", *lines, "#SBATCH --requeue", usage, f'exec {launch} "$@"', ""])
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *lines,
+            "#SBATCH --requeue",
+            f"# sbatch {cluster_dir / 'driver.sbatch'} SCALE|FILE.yaml [options of glm46 run]",
+            "# Before its time limit it ends the run and goes back into the queue: the run continues.",
+            f'{launch} "$@" &',
+            "run=$!",
+            "trap 'kill -TERM $run' TERM",
+            "trap 'kill -TERM $run; wait $run; scontrol requeue $SLURM_JOB_ID' USR1",
+            "wait $run",
+            "while kill -0 $run 2> /dev/null; do wait $run; done  # a signal ended the wait",
+            "wait $run",
+            "",
+        ]
+    )

@@ -102,8 +102,6 @@ class NodeJobs:
         """A job that nobody waits for any longer does not stay on the nodes."""
         try:
             yield
-        except JobFailedError:
-            raise
         except BaseException:
             self.launcher.cancel(handle, grace_seconds=0)
             raise

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError, JobStatus, Launcher
-from infra.jobs.scheduled_jobs import NAME_DIGITS
+from infra.jobs.scheduled_jobs import NAME_DIGITS, NoAnswerError
 from infra.step import Output, Progress
 
 POLL_SECONDS = 0.2
 REMIND_SECONDS = 1800.0
 """Between two sentences on a job that still waits in the queue."""
+NO_ANSWER_SECONDS = 900.0
+"""For a scheduler that is restarted while its jobs go on."""
+ASK_AGAIN_SECONDS = 5.0
 NO_REASON = "the scheduler names no reason"
+
+
+Answer = TypeVar("Answer")
 
 
 class JobStoppedError(RuntimeError):
@@ -32,9 +40,9 @@ class JobSubmission:
     def find_or_submit(self) -> JobHandle:
         """The job that runs or has succeeded, else a new one."""
         handle = self.launcher.find(self.job.key)
-        if handle is None or self.launcher.poll(handle).state in ("lost", "failed", "interrupted"):
-            return self.submit()
-        return handle
+        if handle is not None and self.launcher.poll(handle).state in ("queued", "running", "succeeded"):
+            return handle
+        return self.submit()
 
     def submit(self) -> JobHandle:
         self._prepare()
@@ -55,6 +63,19 @@ class JobSubmission:
             self._reminded_at = now
             self.say(f"still waits in the queue after {minutes}: {status.reason or NO_REASON}. {self.way_out()}")
         return handle
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """What a scheduler answers; one that does not is asked again. Raises NoAnswerError after NO_ANSWER_SECONDS."""
+        asked_at, words = time.monotonic(), ""
+        while True:
+            try:
+                return question()
+            except NoAnswerError as error:
+                if time.monotonic() - asked_at >= NO_ANSWER_SECONDS:
+                    raise NoAnswerError(f"{error}; jobs go on without it: run again when it answers") from error
+                if words != (words := str(error)):
+                    self.say(f"{words}; it is asked again for {NO_ANSWER_SECONDS / 60:.0f} minutes")
+                time.sleep(ASK_AGAIN_SECONDS)
 
     def way_out(self) -> str:
         """What ends the wait for a job whose reason does not pass."""
@@ -82,19 +103,19 @@ def follow(
     """Submit the job or find it, and report its progress until it succeeds.
 
     look: called at each poll, is told the last. saved_step: where a lost job continues. Raises JobFailedError with the
-    failing rank's last lines, JobLostError, JobStoppedError.
+    failing rank's last lines, JobLostError, JobStoppedError, NoAnswerError.
     """
-    handle, name = submission.find_or_submit(), submission.job.name
+    handle, name = submission.ask(submission.find_or_submit), submission.job.name
     while True:
-        status = launcher.poll(handle)
+        status = submission.ask(partial(launcher.poll, handle))
         look(status.state not in ("queued", "running"))
         if status.state == "queued":
-            handle = submission.wait(handle, status)
+            handle = submission.ask(partial(submission.wait, handle, status))
         if status.progress is not None:
             output.report(submission.describe(status.progress))
         if status.state == "succeeded":
             return
-        if status.state == "failed":
+        if status.state in ("failed", "stuck"):
             raise JobFailedError(name, status)
         if status.state == "interrupted":
             why = f" ({status.reason})" if status.reason else ""

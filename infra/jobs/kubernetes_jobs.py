@@ -8,6 +8,7 @@ of scheduled_jobs.py: job.yaml (the manifest), supervisor-N.log (what the superv
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shlex
 import sys
@@ -29,6 +30,7 @@ from infra.jobs.scheduled_jobs import (
     ask,
     last_line,
     queue_of,
+    refuse_no_answer,
     save_after_seconds,
 )
 
@@ -53,6 +55,8 @@ NEVER = {
     "RunContainerError",
 }
 """Reasons for which a container waits until somebody changes its manifest or the cluster."""
+FORBIDDEN = re.compile(r"is forbidden: (?!exceeded quota)")
+"""In the words on a pod that the cluster's rules do not let be made, however long it waits."""
 TAKEN = {
     "PreemptionByScheduler": "a pod of higher priority took its node",
     "DeletionByTaintManager": "its node went down",
@@ -92,6 +96,7 @@ class Kubernetes:
             temporary.write_text(yaml.safe_dump(manifest(job, work_dir, name), sort_keys=False, width=120))
         answer = ask("kubectl", "create", "--filename", str(path))
         if answer.returncode:
+            refuse_no_answer("Kubernetes", answer.stderr)
             raise ValueError(
                 f"Kubernetes refuses the job: {last_line(answer.stderr)}. Change queue or ranks_per_node of the "
                 f"resources (see {path})"
@@ -148,6 +153,8 @@ def manifest(job: Job, work_dir: Path, name: str) -> dict[str, Any]:
         "terminationGracePeriodSeconds": SAVE_SECONDS,
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [together]}},
         "containers": [container],
+        # The usual taint of nodes with GPUs, which keeps others off them.
+        **({"tolerations": [{"key": GPU_RESOURCE, "operator": "Exists"}]} if job.gpus_per_node else {}),
         "volumes": [
             {"name": "home", "persistentVolumeClaim": {"claimName": queue.volume_claim}},
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
@@ -203,10 +210,12 @@ def parse_record(
     if failed is not None and not running:
         ends = [end for end in map(_end_of_pod, pods) if end is not None]
         taken = [end for end in ends if end.state == "taken"]
-        return (taken or ends or [SchedulerRecord("ended", failed.get("message", ""))])[0]
+        own = SchedulerRecord("ended" if pods else "taken", failed.get("message", ""))  # pods go with their node
+        return (taken or ends or [own])[0]
     if "Complete" in conditions:
         return SchedulerRecord("ended")
-    if stuck := [why for why in (_stuck(pod, now) for pod in pods) if why]:
+    refused = [event["message"] for event in events[-1:] if FORBIDDEN.search(event["message"])] if not pods else []
+    if stuck := [why for why in (_stuck(pod, now) for pod in pods) if why] or refused:
         return SchedulerRecord("stuck", stuck[0])
     # Pods without the others wait for them: ranks meet before they train.
     if failed is not None or (running and not any(map(_has_no_node, pods))):
@@ -238,6 +247,9 @@ def _end_of_pod(pod: dict[str, Any]) -> SchedulerRecord | None:
         if reason in TAKEN:
             words = status.get("message") or ended.get("message") or ""
             return SchedulerRecord("taken", f"{TAKEN[reason]} ({where}{': ' if words else ''}{words})")
+    if status.get("phase") == "Failed" and not ended:
+        why = ": ".join(words for words in (status.get("reason"), status.get("message")) if words)
+        return SchedulerRecord("taken", f"its node did not take it ({where}{': ' if why else ''}{why})")
     if not ended.get("exitCode"):
         return None
     if ended["exitCode"] == SIGKILLED:

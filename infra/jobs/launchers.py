@@ -29,12 +29,13 @@ from infra.step import Progress
 if TYPE_CHECKING:
     from configs.schema import Device, QueueResources
 
-JobState = Literal["queued", "running", "succeeded", "failed", "interrupted", "lost"]
-"""queued: a scheduler has not started it yet. failed: the program ended with an error of its own. interrupted: someone
-asked it to stop, and it saved. lost: it was taken away, which says nothing about the program: here its supervisor or a
-rank got SIGKILL (the kernel does that when memory runs out, and a machine when it goes down); on a scheduler it was
-preempted, its node failed or its time limit came. Submitted again, the last three continue from the latest checkpoint;
-only a lost one is submitted again without being asked (flows/running/run_step.py)."""
+JobState = Literal["queued", "stuck", "running", "succeeded", "failed", "interrupted", "lost"]
+"""queued: a scheduler has not started it yet. stuck: nor will it, until somebody changes the job or the cluster.
+failed: the program ended with an error of its own. interrupted: someone asked it to stop, and it saved. lost: it was
+taken away, which says nothing about the program: here its supervisor or a rank got SIGKILL (the kernel does that when
+memory runs out, and a machine when it goes down); on a scheduler it was preempted, its node failed or its time limit
+came. Submitted again, the last three continue from the latest checkpoint; only a lost one is submitted again without
+being asked (flows/running/run_step.py)."""
 SUBMISSION_FILE = "submission.json"
 """What a scheduler was given under a key (scheduled_jobs.py)."""
 CANCEL_POLL_SECONDS = 0.1

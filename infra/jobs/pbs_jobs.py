@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from infra.code_digest import ROOT
 from infra.jobs.launchers import Job
@@ -23,6 +25,7 @@ from infra.jobs.scheduled_jobs import (
     ask,
     last_line,
     queue_of,
+    refuse_no_answer,
     save_after_seconds,
 )
 
@@ -35,6 +38,8 @@ NEVER = "Can Never Run"
 EXCEEDED = "exceeded resource"
 """In the comment of older versions on a job above a limit."""
 DELETED_SUBSTATE = 91
+BARE = re.compile(r'(":)\s*([^\s"{\[][^,}\n]*)')
+"""A value without quotation marks. Some versions write texts that begin with a digit so."""
 SIGNALLED = 256
 """Added to the number of the signal that ended the script."""
 ENDED_BY_PBS = {
@@ -66,7 +71,7 @@ class Pbs:
             raise NoAnswerError(f"PBS does not answer: {last_line(listed.stderr)}")
         for name in listed.stdout.split():
             answer = ask("qstat", "-f", "-F", "json", name)
-            shown = json.loads(answer.stdout)["Jobs"] if answer.returncode == 0 else {}  # it ended in between
+            shown = _jobs(answer.stdout) if answer.returncode == 0 else {}  # it ended in between
             if any(each["Output_Path"].partition(":")[2] == str(work_dir / LOG) for each in shown.values()):
                 return name
         return None
@@ -76,6 +81,7 @@ class Pbs:
         script.write_text(job_script(job, work_dir))
         answer = ask("qsub", str(script))
         if answer.returncode:
+            refuse_no_answer("PBS", answer.stderr)
             raise ValueError(
                 f"PBS refuses the job: {last_line(answer.stderr)}. Change queue or ranks_per_node of the "
                 f"resources (see {script})"
@@ -141,9 +147,19 @@ def job_script(job: Job, work_dir: Path) -> str:
     )
 
 
+def _jobs(text: str) -> dict[str, Any]:
+    """Of what `qstat -f -F json` prints. Raises NoAnswerError where it cannot be read."""
+    for shown in (text, BARE.sub(r'\1 "\2"', text)):
+        try:
+            return json.loads(shown, strict=False).get("Jobs", {})
+        except json.JSONDecodeError as error:
+            problem = error
+    raise NoAnswerError(f"PBS does not answer in JSON: qstat printed {text[:200]!r} ({problem})")
+
+
 def parse_record(text: str, scheduler_job: str) -> SchedulerRecord | None:
-    """Of `qstat -x -f -F json`."""
-    shown = json.loads(text)["Jobs"]
+    """Of `qstat -x -f -F json`. Raises NoAnswerError where it cannot be read."""
+    shown = _jobs(text)
     values = shown.get(scheduler_job) or next(iter(shown.values()), None)
     if values is None:
         return None

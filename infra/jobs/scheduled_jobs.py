@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -34,8 +35,12 @@ COMMAND_SECONDS = 60
 """For an answer of a scheduler's command."""
 NAME_DIGITS = 12
 """Of the key, in the scheduler's lists."""
-NO_ANSWER_SECONDS = 900.0
-"""For a scheduler that is restarted while its jobs go on."""
+NO_ANSWER = re.compile(
+    r"timed? ?out|unable to (contact|connect|communicate)|cannot connect|connection (refused|reset)|"
+    r"temporar(y|ily) (failure|unable|unavailable)|no route to host",
+    re.IGNORECASE,
+)
+"""In the words of a command that did not reach its scheduler, which then refused nothing."""
 SAVE_SECONDS = 120
 """Before the time limit the ranks are told to save."""
 
@@ -66,7 +71,8 @@ class Scheduler(Protocol):
         ...
 
     def submit(self, job: Job, work_dir: Path) -> str:
-        """Its name of the new job. Raises ValueError with its reason where it takes no such job."""
+        """Its name of the new job. Raises ValueError with its reason where it takes no such job, and
+        NoAnswerError, where it may have taken it: `find` knows."""
         ...
 
     def look(self, scheduler_job: str, work_dir: Path) -> SchedulerRecord | None:
@@ -84,9 +90,8 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True)
 class Looked:
-    """What a scheduler said last of a job; times by time.monotonic."""
+    """What a scheduler said last of a job; the time by time.monotonic."""
 
-    asked_at: float
     answered_at: float
     record: SchedulerRecord | None
 
@@ -99,7 +104,7 @@ class ScheduledLauncher:
         self._looked: dict[str, Looked] = {}
 
     def submit(self, job: Job) -> JobHandle:
-        """Raises ValueError with the scheduler's reason where it takes no such job."""
+        """Raises ValueError with the scheduler's reason where it takes no such job, and NoAnswerError."""
         work_dir = self.work_root / job.key
         handle, ended = JobHandle(job.key), None
         if self.find(job.key):
@@ -123,6 +128,7 @@ class ScheduledLauncher:
         return self.scheduler.submit(job, work_dir)
 
     def poll(self, handle: JobHandle) -> JobStatus:
+        """Raises NoAnswerError."""
         work_dir = self.work_root / handle.key
         name, record = self._name(handle.key), self._look(handle.key)
         progress, job = read_progress(work_dir), read_job_file(work_dir)
@@ -130,7 +136,7 @@ class ScheduledLauncher:
             return JobStatus("queued", None, None, None, "", (), record.reason)
         if record is not None and record.state == "stuck":
             reason = f"{self.scheduler.name} does not start job {name} ({record.reason}): {record.fix}, and run again"
-            return JobStatus("failed", None, None, None, "", (), reason)
+            return JobStatus("stuck", None, None, None, "", (), reason)
         if job is not None and not job.is_of(name):
             job = None
         # What the nodes found out of each other is news that the scheduler may have to learn yet.
@@ -146,15 +152,25 @@ class ScheduledLauncher:
         return JobStatus(state, progress, job.exit_code, job.failing_rank, job.log_path, tuple(job.log_tail), reason)
 
     def cancel(self, handle: JobHandle, grace_seconds: float) -> None:
+        """Raises NoAnswerError where the scheduler does not answer within the grace."""
         work_dir, name = self.work_root / handle.key, self._name(handle.key)
         (work_dir / CANCELLED_FILE).write_text(name)
         deadline = time.monotonic() + grace_seconds
-        while (record := self.scheduler.look(name, work_dir)) and record.state in ("queued", "stuck", "running"):
-            job = read_job_file(work_dir)
-            if record.state != "running" or time.monotonic() > deadline:
-                self.scheduler.end(name, work_dir)
-            elif job is not None and job.is_of(name):
-                NodeFiles(work_dir, job.fencing).order("TERM")
+        while True:
+            is_late = time.monotonic() > deadline
+            try:
+                record = self.scheduler.look(name, work_dir)
+            except NoAnswerError:
+                if is_late:
+                    raise
+            else:
+                if record is None or record.state not in ("queued", "stuck", "running"):
+                    break
+                job = read_job_file(work_dir)
+                if record.state != "running" or is_late:
+                    self.scheduler.end(name, work_dir)
+                elif job is not None and job.is_of(name):
+                    NodeFiles(work_dir, job.fencing).order("TERM")
             time.sleep(min(1.0, self.scheduler.look_seconds))
         self._looked.pop(handle.key, None)
 
@@ -170,14 +186,8 @@ class ScheduledLauncher:
 
     def _look(self, key: str) -> SchedulerRecord | None:
         looked, now = self._looked.get(key), time.monotonic()
-        if looked is None or now - looked.asked_at >= self.scheduler.look_seconds:
-            try:
-                looked = Looked(now, now, self.scheduler.look(self._name(key), self.work_root / key))
-            except NoAnswerError as error:
-                if looked is None or now - looked.answered_at > NO_ANSWER_SECONDS:
-                    raise NoAnswerError(f"{error}; jobs go on without it: run again when it answers") from error
-                looked = replace(looked, asked_at=now)
-            self._looked[key] = looked
+        if looked is None or now - looked.answered_at >= self.scheduler.look_seconds:
+            looked = self._looked[key] = Looked(now, self.scheduler.look(self._name(key), self.work_root / key))
         return looked.record
 
 
@@ -217,12 +227,21 @@ def end_of(record: SchedulerRecord | None, job: JobFile | None, *, is_cancelled:
     return "lost", ""
 
 
-def ask(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a scheduler's command. Raises NoAnswerError where it does not come back."""
+def ask(*command: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a scheduler's command, with the variables of this process where none are given. Raises NoAnswerError where it
+    does not come back."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS)
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS, env=environment
+        )
     except subprocess.TimeoutExpired as error:
         raise NoAnswerError(f"{command[0]} did not come back in {COMMAND_SECONDS} s") from error
+
+
+def refuse_no_answer(scheduler: str, words: str) -> None:
+    """Raises NoAnswerError where the words of a command that failed say that it did not reach its scheduler."""
+    if NO_ANSWER.search(words):
+        raise NoAnswerError(f"{scheduler} does not answer: {last_line(words)}")
 
 
 def last_line(text: str) -> str:

@@ -6,6 +6,7 @@ Files of a job in work/<key>/, beside those of scheduled_jobs.py: job.sbatch (th
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import shlex
 import sys
@@ -23,6 +24,7 @@ from infra.jobs.scheduled_jobs import (
     ask,
     last_line,
     queue_of,
+    refuse_no_answer,
     save_after_seconds,
 )
 from infra.jobs.slurm_reasons import Request, fix_of, reason_in_log, reason_of_waiting, request_of, unusable_nodes
@@ -45,11 +47,15 @@ TAKEN = {
 }
 """Ends that say nothing about the program."""
 NEVER = re.compile(
-    "Partition(Time|Node)Limit|BadConstraints|QOSMax.*PerJob|AssocMax.*PerJob|AccountNotAllowed|Invalid(Account|QOS)|"
+    "Partition(Time|Node)Limit|BadConstraints|QOSMax.*Per(Job|Node)|QOSMinGRES|AssocMax.*PerJob|MaxMemPerLimit|"
+    "(Account|QOS)NotAllowed|Invalid(Account|QOS)|DependencyNeverSatisfied|ReservationDeleted|"
     "(Job's_account|Job's_QOS|User's_group)_not_"
 )
 """Reasons for which a job waits until somebody changes it or the cluster."""
 
+OF_AN_ALLOCATION = re.compile("SLURM_(?!CONF$|CLUSTERS$|JWT$)|SRUN_")
+"""Variables by which the allocation that this process runs in, or a profile, would size the steps of a job of its
+own."""
 CONTAINER_OPTION = "--container-image"
 """Of `srun`, where the plugin pyxis (github.com/NVIDIA/pyxis) is installed."""
 
@@ -75,8 +81,11 @@ class Slurm:
         _refuse_missing_containers(queue_of(job).image)
         script = work_dir / SCRIPT
         script.write_text(job_script(job, work_dir))
-        answer = ask("sbatch", "--parsable", str(script))
+        own = {name: value for name, value in os.environ.items() if not OF_AN_ALLOCATION.match(name)}
+        # On the command line: SBATCH_JOB_NAME goes before the script, and `find` would not know the job.
+        answer = ask("sbatch", "--parsable", f"--job-name={_job_name(job)}", str(script), environment=own)
         if answer.returncode:
+            refuse_no_answer("Slurm", answer.stderr)
             words, queue = last_line(answer.stderr), queue_of(job)
             request = Request(queue.partition, queue.account, str(queue.time_limit_minutes), str(job.num_nodes))
             raise ValueError(f"Slurm refuses the job: {words}; {fix_of(words, request)} (see {script})")
@@ -133,7 +142,6 @@ def job_script(job: Job, work_dir: Path) -> str:
     """The batch script; the supervisors run in a container where the queue names an image."""
     queue = queue_of(job)
     options = {
-        "job-name": _job_name(job),
         "nodes": job.num_nodes,
         "ntasks-per-node": 1,
         "gpus-per-node": job.gpus_per_node or "",

@@ -83,6 +83,10 @@ def _fewer_gpus(request: Request) -> str:
     return "no node has so many GPUs as ranks_per_node asks for: lower it, or set device to cpu"
 
 
+def _another_qos(request: Request) -> str:
+    return "set SBATCH_QOS in the shell of the run to one that allows it (`sacctmgr show qos`)"
+
+
 def _another_machine(request: Request) -> str:
     return "run on a machine where Slurm answers, for example a login node"
 
@@ -93,7 +97,8 @@ FIXES: dict[str, Callable[[Request], str]] = {
     "time limit is invalid|PartitionTimeLimit|WallDuration": _less_time,
     "Node count specification|PartitionNodeLimit": _fewer_nodes,
     "generic resource": _fewer_gpus,
-    "configuration source|contact slurm controller": _another_machine,
+    "[Ii]nvalid ?(qos|QOS)|QOSNotAllowed|QOSMinGRES|QOS_not": _another_qos,
+    "configuration source": _another_machine,
 }
 """By Slurm's words, at the end of `sbatch` or as the reason of a job that waits."""
 
@@ -129,7 +134,9 @@ def unusable_nodes(*which: str) -> str:
     options by which `sinfo` chooses."""
     shown = ask("sinfo", "--noheader", "--Node", "--format=%N|%T|%E", *which)
     lines = sorted(set(shown.stdout.splitlines()))
-    nodes = [(name, state, reason) for name, state, reason in (line.split("|", 2) for line in lines)]
+    nodes = [
+        (name, state, reason) for name, state, reason in (line.split("|", 2) for line in lines if line.count("|") > 1)
+    ]
     unusable = [_described(*node) for node in nodes if UNUSABLE.match(node[1])]
     more = len(unusable) - MAX_NAMED_NODES
     return ", ".join(unusable[:MAX_NAMED_NODES]) + (f" and {more} more" if more > 0 else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from infra.cluster.ssh_keys import authorize_own_key, describe_key
 from infra.jobs.launchers import Job
 from infra.jobs.scheduled_jobs import ScheduledLauncher, SchedulerRecord
 from infra.machine.network import Network, RdmaPort, checked_additions, choose_network, write_network
+from tests.infra.test_launcher import wait_for
 from tests.support.cluster import slurm
 from tests.support.cluster.default_queue import DEFAULT_QUEUE
 from tests.support.cluster.ssh_hosts import missing_programs, ssh_hosts
@@ -164,7 +166,7 @@ def test_scripts_start_and_submit_a_run(tmp_path):
     launch = launch_script(tmp_path / "a b")
     assert f"export GLM46_HOME='{tmp_path}/a b'" in launch and launch.rstrip().endswith('glm46 run "$@"')
     slurm_lines = driver_script(ClusterSettings(kind="slurm", partition="cpu"), tmp_path).splitlines()
-    assert {"#SBATCH --partition=cpu", "#SBATCH --nodes=1", f'exec {tmp_path}/launch.sh "$@"'} <= set(slurm_lines)
+    assert {"#SBATCH --partition=cpu", "#SBATCH --nodes=1", f'{tmp_path}/launch.sh "$@" &'} <= set(slurm_lines)
     assert not [line for line in slurm_lines if "account" in line]
     for kind, line in (("slurm", "#SBATCH --output='{}/a b/driver-%j.log'"), ("pbs", "#PBS -o '{}/a b/driver.log'")):
         assert line.format(tmp_path) in driver_script(ClusterSettings(kind=kind), tmp_path / "a b").splitlines()
@@ -173,6 +175,27 @@ def test_scripts_start_and_submit_a_run(tmp_path):
     shell = environment_script(Network("tcp", ("eth0",), (), ()))
     shown = subprocess.run(["sh", "-c", f"{shell}\nenv"], capture_output=True, text=True, check=True).stdout
     assert {"NCCL_SOCKET_IFNAME==eth0", "NCCL_IB_DISABLE=1"} <= set(shown.splitlines())
+
+
+@pytest.mark.parametrize(("sent", "is_requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_the_run_goes_back_into_the_queue_before_its_time_limit_and_not_when_it_is_cancelled(
+    sent, is_requeued, tmp_path
+):
+    """Slurm sends SIGUSR1 to the script; the run gets SIGTERM and ends as it does by itself."""
+    (tmp_path / "launch.sh").write_text(
+        f"#!/bin/bash\ntrap 'sleep 0.3; echo saved >> {tmp_path}/log; exit 1' TERM\necho began >> {tmp_path}/log\n"
+        "while true; do sleep 0.05; done\n"
+    )
+    (tmp_path / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/log\n')
+    (tmp_path / "driver.sbatch").write_text(driver_script(ClusterSettings(kind="slurm"), tmp_path))
+    for name in ("launch.sh", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    driver = subprocess.Popen(["bash", str(tmp_path / "driver.sbatch"), "micro"], env=environment)
+    wait_for((tmp_path / "log").exists)
+    driver.send_signal(sent)
+    assert driver.wait(60) == 1
+    assert (tmp_path / "log").read_text().splitlines() == ["began", "saved", *["requeue 7"] * is_requeued]
 
 
 def test_a_file_of_your_own_is_found_from_the_directory_of_the_command(tmp_path, monkeypatch):

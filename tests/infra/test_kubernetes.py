@@ -16,7 +16,7 @@ import yaml
 from configs.schema import QueueResources
 from infra.jobs.kubernetes_jobs import Kubernetes, manifest, parse_record
 from infra.jobs.launchers import SUBMISSION_FILE, Job
-from infra.jobs.scheduled_jobs import ScheduledLauncher, SchedulerRecord
+from infra.jobs.scheduled_jobs import NoAnswerError, ScheduledLauncher, SchedulerRecord
 from infra.jobs.supervisor import read_job_file
 from tests.infra.test_launcher import starts, wait_for
 from tests.support.cluster.default_queue import DEFAULT_QUEUE
@@ -49,6 +49,7 @@ def test_the_manifest_is_valid_and_has_a_pod_per_node(queue, version, tmp_path):
     kubernetes_validate.validate(with_gpus, version, strict=True)
     limits = with_gpus["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"nvidia.com/gpu": "2"}
+    assert with_gpus["spec"]["template"]["spec"]["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(described | {"spec": spec | {"paralelism": 2}}, version, strict=True)
 
@@ -95,6 +96,9 @@ def test_a_pod_without_the_volume_and_a_refusal_say_so(kubectl, tmp_path):
     kubectl.write_text("#!/bin/bash\necho 'Error from server (Forbidden): exceeded quota: team' >&2\nexit 1\n")
     with pytest.raises(ValueError, match=r"Kubernetes refuses the job: .*exceeded quota: team\. Change queue"):
         launcher.submit(job(tmp_path))
+    kubectl.write_text("#!/bin/bash\necho 'Unable to connect to the server: TLS handshake timeout' >&2\nexit 1\n")
+    with pytest.raises(NoAnswerError, match="Kubernetes does not answer: Unable to connect"):
+        launcher.submit(job(tmp_path / "another"))
     assert launcher.find(KEY) is None
 
 
@@ -200,7 +204,25 @@ WHERE = "pod glm46-1-0-x on node1"
             SchedulerRecord("taken", f"its node evicted it ({WHERE}: The node was low on resource: memory.)"),
         ),
         (FAILED, [pod(terminated=SIGKILLED)], [], SchedulerRecord("taken", f"it was killed ({WHERE})")),
-        (FAILED, [], [], SchedulerRecord("ended", "Job has reached the specified backoff limit")),
+        (FAILED, [], [], SchedulerRecord("taken", "Job has reached the specified backoff limit")),
+        (
+            FAILED,
+            [pod(status={"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Available: 7"})],
+            [],
+            SchedulerRecord("taken", f"its node did not take it ({WHERE}: UnexpectedAdmissionError: Available: 7)"),
+        ),
+        (
+            [],
+            [],
+            [{"message": 'pods "glm46-1-0-" is forbidden: violates PodSecurity "restricted"'}],
+            SchedulerRecord("stuck", 'pods "glm46-1-0-" is forbidden: violates PodSecurity "restricted"'),
+        ),
+        (
+            [],
+            [],
+            [{"message": 'pods "glm46-1-0-" is forbidden: exceeded quota: team'}],
+            SchedulerRecord("queued", 'pods "glm46-1-0-" is forbidden: exceeded quota: team'),
+        ),
     ],
 )
 def test_records_are_read(conditions, pods, events, record):

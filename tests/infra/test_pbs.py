@@ -12,7 +12,7 @@ import pytest
 from configs.schema import QueueResources
 from infra.jobs.launchers import SUBMISSION_FILE, Job, JobHandle
 from infra.jobs.pbs_jobs import Pbs, job_script, parse_record
-from infra.jobs.scheduled_jobs import ScheduledLauncher, SchedulerRecord
+from infra.jobs.scheduled_jobs import NoAnswerError, ScheduledLauncher, SchedulerRecord
 from infra.jobs.supervisor import read_job_file
 from tests.infra.test_launcher import starts, wait_for
 from tests.support.cluster.default_queue import DEFAULT_QUEUE
@@ -127,6 +127,16 @@ def test_records_are_read(text, record):
     assert parse_record(text, NAME) == record
 
 
+def test_records_of_versions_that_leave_out_quotation_marks_are_read():
+    """Texts that begin with a digit are written as numbers that JSON does not know, and tabs as they are."""
+    record = shown("R", Account_Name="00123", Variable_List={"A": "x\ty"}, project="2024-gpu", mem="5kb")
+    bare = record.replace('"00123"', "00123").replace('"2024-gpu"', "2024-gpu").replace("\\t", "\t")
+    assert bare != record and parse_record(bare, NAME) == SchedulerRecord("running")
+    assert parse_record('{"timestamp": 1}', NAME) is None
+    with pytest.raises(NoAnswerError, match="qstat printed 'Not JSON"):
+        parse_record("Not JSON", NAME)
+
+
 def test_a_job_whose_submitter_was_killed_before_it_wrote_the_name_is_found_and_not_submitted_twice(commands, tmp_path):
     """By the log that it writes: one of another home has its name."""
     launcher = ScheduledLauncher(tmp_path, Pbs())
@@ -147,8 +157,11 @@ def test_a_refusal_and_a_job_that_can_never_run_end_with_the_schedulers_words(co
     (commands / "qsub").write_text("#!/bin/bash\necho 'qsub: Unknown queue' >&2\nexit 170\n")
     with pytest.raises(ValueError, match=r"PBS refuses the job: qsub: Unknown queue\. Change queue or ranks_per_node"):
         launcher.submit(job(tmp_path))
+    (commands / "qsub").write_text("#!/bin/bash\necho 'qsub: cannot connect to server pbs (errno=111)' >&2\nexit 1\n")
+    with pytest.raises(NoAnswerError, match="PBS does not answer: qsub: cannot connect"):
+        launcher.submit(job(tmp_path))
     (commands / "qsub").write_text(f"#!/bin/bash\necho {NAME}\n")
     launcher.submit(job(tmp_path))
     (tmp_path / "record").write_text(shown("Q", comment="Can Never Run: no such resource"))
     status = launcher.poll(JobHandle(KEY))
-    assert status.state == "failed" and "pbs does not start job 12.head (Can Never Run: no such" in status.reason
+    assert status.state == "stuck" and "pbs does not start job 12.head (Can Never Run: no such" in status.reason

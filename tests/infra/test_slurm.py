@@ -9,11 +9,13 @@ import signal
 import subprocess
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from configs.schema import QueueResources
-from infra.jobs import scheduled_jobs, slurm_jobs, slurm_reasons
+from infra.jobs import follow_job, slurm_jobs, slurm_reasons
+from infra.jobs.follow_job import JobSubmission, follow
 from infra.jobs.launchers import SUBMISSION_FILE, Job, JobFailedError, JobHandle, JobLostError
 from infra.jobs.open_launcher import launcher_of
 from infra.jobs.scheduled_jobs import NoAnswerError, ScheduledLauncher, SchedulerRecord
@@ -69,7 +71,7 @@ def test_a_job_in_a_container_needs_the_plugin_that_starts_it(tmp_path, monkeypa
     work_dir = tmp_path / "home" / "work" / KEY
     work_dir.mkdir(parents=True)
     printed = {"srun": "      --container=path   Path to OCI container bundle\n", "sbatch": "7\n"}
-    answers = lambda *command: subprocess.CompletedProcess(command, 0, printed[command[0]], "")  # noqa: E731
+    answers = lambda *command, environment=None: subprocess.CompletedProcess(command, 0, printed[command[0]], "")  # noqa: E731
     monkeypatch.setattr(slurm_jobs, "ask", answers)
     with pytest.raises(ValueError, match=r"queue\.image team/glm46:1: this Slurm .* Install its plugin pyxis"):
         Slurm().submit(job(tmp_path, "succeed", queue=queue), work_dir)
@@ -184,7 +186,8 @@ def recorded(monkeypatch):
         ("Requested time limit is invalid (missing or exceeds some limit)", {}, "partition allows 01:00:00: lower it"),
         ("PartitionNodeLimit", {"partition": "team"}, "its partition has 8 and allows 4 for a job: lower num_ranks"),
         ("Invalid generic resource (gres) specification", {}, "set device to cpu"),
-        ("Unable to contact slurm controller (connect failure)", {}, "run on a machine where Slurm answers"),
+        ("Could not establish a configuration source", {}, "run on a machine where Slurm answers"),
+        ("Invalid qos specification", {}, "set SBATCH_QOS in the shell of the run"),
         ("Out of licences", {}, "change queue or ranks_per_node"),
     ],
 )
@@ -210,6 +213,12 @@ def test_a_job_that_waits_says_for_which_nodes_and_how_it_goes_on(recorded):
     assert reason("BeginTime", Restarts="0", StartTime="12:00") == "BeginTime; it begins at 12:00"
 
 
+def test_a_reason_of_several_lines_is_no_node(monkeypatch):
+    printed = "node1|drained|bad disk\nseen on Monday\nnode2|idle|none\n"
+    monkeypatch.setattr(slurm_reasons, "ask", lambda *command: subprocess.CompletedProcess(command, 0, printed, ""))
+    assert slurm_reasons.unusable_nodes() == "node1 is drained (bad disk)"
+
+
 def test_the_log_says_what_the_state_of_a_job_does_not():
     oom = "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes may have been"
     launch = "srun: error: Task launch for StepId=1.0 failed on node node2: Communication connection failure"
@@ -219,19 +228,79 @@ def test_the_log_says_what_the_state_of_a_job_does_not():
     assert slurm_reasons.reason_in_log(["srun: error: node1: task 0: Exited with exit code 1"]) == ""
 
 
-def test_a_controller_that_is_restarted_ends_no_run_and_one_that_stays_away_does(tmp_path, monkeypatch):
-    """It answers, is away for a moment, and then for too long."""
-    launcher, handle = ScheduledLauncher(tmp_path, Slurm(look_seconds=0.0)), JobHandle(KEY)
-    (tmp_path / KEY).mkdir()
-    (tmp_path / KEY / "submission.json").write_text('{"scheduler": "slurm", "job": "7"}')
-    shown = subprocess.CompletedProcess((), 0, SHOWN.format("RUNNING", "None", "node2"), "")
-    away = subprocess.CompletedProcess((), 1, "", "slurm_load_jobs error: Unable to contact slurm controller")
-    answers = [shown, away, shown, away, away]
-    monkeypatch.setattr(slurm_jobs, "ask", lambda *command: answers.pop(0))
-    assert [launcher.poll(handle).state for _ in range(4)] == ["running"] * 4
-    monkeypatch.setattr(scheduled_jobs, "NO_ANSWER_SECONDS", 0.0)
+AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+BUSY = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+
+class Answers:
+    """Of Slurm's commands, by their names, one after the other; the last stays."""
+
+    def __init__(self, **answers: list[str]) -> None:
+        self.answers, self.asked = answers, []
+
+    def __call__(self, *command: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        self.asked.append((command, environment))
+        answers = self.answers[command[0]]
+        text = answers.pop(0) if len(answers) > 1 else answers[0]
+        is_error = "error" in text
+        return subprocess.CompletedProcess(command, int(is_error), "" if is_error else text, text if is_error else "")
+
+
+def submission(tmp_path, monkeypatch, **answers: list[str]) -> tuple[JobSubmission, list[str]]:
+    """A job on a Slurm that gives these answers, and what is said of it."""
+    monkeypatch.setattr(slurm_jobs, "ask", Answers(**answers))
+    monkeypatch.setattr(follow_job, "ASK_AGAIN_SECONDS", 0.0)
+    said: list[str] = []
+    output = SimpleNamespace(say=said.append, report=lambda progress: None)
+    launcher = ScheduledLauncher(tmp_path, Slurm(look_seconds=0.0))
+    return JobSubmission(launcher, job(tmp_path, "succeed"), output, lambda: None), said
+
+
+def test_a_controller_that_is_away_for_a_moment_ends_no_run_and_gets_no_job_twice(tmp_path, monkeypatch):
+    """It takes the job and does not say so, is away when it is asked of it, and then ends it."""
+    ended = SHOWN.format("FAILED", "NonZeroExitCode", "node2")
+    answers = {
+        "sbatch": [BUSY, "8"],
+        "squeue": [AWAY, f"7 {tmp_path / KEY / 'job.sbatch'}"],
+        "scontrol": [AWAY, SHOWN.format("RUNNING", "None", "node2"), AWAY, ended],
+    }
+    followed, said = submission(tmp_path, monkeypatch, **answers)
+    with pytest.raises(JobFailedError):
+        follow(followed.launcher, followed, followed.output)
+    assert followed.launcher._name(KEY) == "7" and slurm_jobs.ask.answers["sbatch"] == ["8"]
+    assert {line.partition(":")[0] for line in said} == {"Slurm does not answer"}
+    assert any("Socket timed out" in line for line in said)
+
+
+def test_a_controller_that_stays_away_ends_the_run(tmp_path, monkeypatch):
+    followed, _ = submission(tmp_path, monkeypatch, sbatch=[AWAY])
+    monkeypatch.setattr(follow_job, "NO_ANSWER_SECONDS", 0.0)
     with pytest.raises(NoAnswerError, match=r"Slurm does not answer: Unable to contact .* run again when it answers"):
-        launcher.poll(handle)
+        follow(followed.launcher, followed, followed.output)
+
+
+def test_a_job_is_given_nothing_of_the_allocation_that_submits_it(tmp_path, monkeypatch):
+    """Slurm's own command options name it, whatever the shell says; what leads to the cluster stays."""
+    kept = {"SLURM_CONF": "/etc/s.conf", "SLURM_CLUSTERS": "a", "SBATCH_QOS": "night"}
+    for name, value in {"SLURM_MEM_PER_GPU": "4096", "SLURM_EXACT": "1", "SRUN_CPUS_PER_TASK": "1", **kept}.items():
+        monkeypatch.setenv(name, value)
+    followed, _ = submission(tmp_path, monkeypatch, sbatch=["7"])
+    followed.submit()
+    ((command, environment),) = slurm_jobs.ask.asked
+    assert f"--job-name=glm46-{KEY}" in command
+    assert {name: value for name, value in environment.items() if name.startswith(("SLURM", "SRUN", "SB"))} == kept
+
+
+def test_a_job_that_never_starts_is_listed_and_can_be_stopped(tmp_path, monkeypatch):
+    waits = SHOWN.format("PENDING", "QOSMinGRES", "(null)")
+    answers = {"sbatch": ["7"], "scontrol": [waits, waits, AWAY, SHOWN.format("CANCELLED", "None", "(null)")]}
+    followed, _ = submission(tmp_path, monkeypatch, scancel=[""], **answers)
+    handle = followed.submit()
+    status = followed.launcher.poll(handle)
+    assert status.state == "stuck" and "set SBATCH_QOS" in status.reason
+    followed.launcher.cancel(handle, grace_seconds=60)
+    assert ("scancel", "7") in [command for command, _ in slurm_jobs.ask.asked]
+    assert followed.launcher.poll(handle).state == "interrupted"
 
 
 @pytest.fixture

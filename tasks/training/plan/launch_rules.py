@@ -8,7 +8,9 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from configs.schema import (
+    AdapterTarget,
     JobResources,
+    ModelRecipe,
     PolicyObjective,
     SolutionObjective,
     TrainingRecipe,
@@ -168,6 +170,12 @@ def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) ->
             "adapter.kind dora with MLPs or experts: PEFT loads no magnitudes of theirs into this architecture. Set "
             "adapter.targets to [attention], or adapter.kind to lora"
         )
+    if not adapted_parts(recipe.model) & {*adapter.targets}:
+        reasons.append(
+            f"adapter.targets {', '.join(adapter.targets)}: the model has none of these (first_k_dense_replace "
+            f"{recipe.model.first_k_dense_replace} of {recipe.model.num_hidden_layers} layers, n_shared_experts "
+            f"{recipe.model.n_shared_experts}). Name some of {', '.join(sorted(adapted_parts(recipe.model)))}"
+        )
     if any(point.value for point in recipe.course.router_bias_rate):
         reasons.append(
             f"adapter.kind {adapter.kind} with a router_bias_rate above 0: an adapter file cannot hold the moved "
@@ -191,6 +199,16 @@ def untrainable_adapter(recipe: TrainingRecipe, resources: TrainingResources) ->
             f"{ALIGNED_BYTES // 2}, or take routed_experts out of adapter.targets"
         )
     return [*reasons, *impossible_dropout(recipe, resources)]
+
+
+def adapted_parts(model: ModelRecipe) -> set[AdapterTarget]:
+    """The parts of this architecture that an adapter may target."""
+    parts: set[AdapterTarget] = {"attention"}
+    if model.first_k_dense_replace:
+        parts.add("dense_mlp")
+    if model.first_k_dense_replace < model.num_hidden_layers:
+        parts |= {"routed_experts", "shared_experts"} if model.n_shared_experts else {"routed_experts"}
+    return parts
 
 
 def _has_unaligned_rank(recipe: TrainingRecipe, resources: TrainingResources) -> bool:

@@ -206,6 +206,11 @@ def test_the_next_phase_starts_from_the_merged_weights(inputs, tuned):
     ("changes", "resources", "message"),
     [
         ({"adapter": DORA | {"targets": EVERYTHING}}, {}, "adapter.kind dora with MLPs or experts: .* \\[attention\\]"),
+        (
+            {"adapter": LORA | {"targets": ["routed_experts"]}, "model": WEIGHTS | {"first_k_dense_replace": 3}},
+            {},
+            "the model has none of these .* Name some of attention, dense_mlp",
+        ),
         ({"course": small_recipe().course}, {}, "router_bias_rate above 0: .* Set router_bias_rate to 0"),
         (
             {"adapter": LORA | {"targets": ["routed_experts"]}},
