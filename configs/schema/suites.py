@@ -87,6 +87,10 @@ class AnswerBenchmark(Frozen):
     def _chats_have_no_examples(self) -> AnswerBenchmark:
         if self.is_chat and self.few_shot is not None:
             raise ValueError(f"benchmark {self.name}: few_shot must be null where is_chat is true")
+        if self.few_shot is not None and self.kind not in ("math", "exact", "program"):
+            raise ValueError(
+                f"benchmark {self.name}: few_shot must be null for kind {self.kind}, whose records are no examples"
+            )
         _require_chance(self)
         if self.kind == "patch" and self.num_samples > 1:
             raise ValueError(f"benchmark {self.name}: num_samples must be 1 for kind patch: SWE-bench takes one patch")

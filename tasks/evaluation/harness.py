@@ -99,6 +99,10 @@ class SuiteModel(TemplateLM):
     refuses_cuts: bool = False
     """Whether a prompt that is too long is an error, because what is asked for is in it; else it loses its
     beginning."""
+    num_cut: int = 0
+    """Prompts of the benchmark that lost their beginning."""
+    num_unfinished: int = 0
+    """Answers of the benchmark that had as many tokens as they may."""
     runs_python: bool = False
     """Whether calls of the tool `python` are answered, and the model goes on until a turn without one."""
 
@@ -162,6 +166,7 @@ class EngineModel(SuiteModel):
             self.report(Progress(start, len(requests), "choices", "scoring continuations"))
             pairs = []
             for _, context, continuation in requests[start : start + PAIRS_PER_REPORT]:
+                self.num_cut += len(self.start) + len(context) + len(continuation) > self.sequence_length + 1
                 pairs.append(fit_in_row([*self.start, *context], continuation, self.sequence_length))
             likelihoods += [
                 (score.log_probability, score.is_greedy) for score in self.engine.score_continuations(pairs)
@@ -233,6 +238,7 @@ class EngineModel(SuiteModel):
                 f"a prompt has {longest:,} tokens, and {room:,} of the {self.sequence_length:,} of a row are free for "
                 f"it: raise the suite's sequence_length where the model has more positions, or shorten the prompts"
             )
+        self.num_cut += sum(len(prompt) > room for prompt in prompts)
         prompts = [prompt[-room:] for prompt in prompts]
         sampling = Sampling(
             max_new_tokens,
@@ -242,8 +248,16 @@ class EngineModel(SuiteModel):
             ends=_holds_stop_text(self.bpe, [text for text in wanted["until"] if text]),
         )
         generation = self.engine.generate(prompts, sampling, self.weights_version)
+        self.num_unfinished += sum(not is_finished(token_ids, sampling) for token_ids in generation.token_ids)
         texts = [self.bpe.decode(token_ids, skip_special_tokens=True) for token_ids in generation.token_ids]
         return [postprocess_generated_text(text, wanted["until"], think_end_token=None) for text in texts]
+
+
+def is_finished(token_ids: Sequence[int], sampling: Sampling) -> bool:
+    """Whether a continuation ended by itself, and not because it had as many tokens as it may."""
+    if len(token_ids) < sampling.max_new_tokens or token_ids[-1] in sampling.stop_token_ids:
+        return True
+    return sampling.ends is not None and sampling.ends(token_ids)
 
 
 def _holds_stop_text(tokenizer: Tokenizer, until: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:

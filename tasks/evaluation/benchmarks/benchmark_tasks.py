@@ -6,8 +6,10 @@ project's sandbox; the harness executes nothing.
 
 from __future__ import annotations
 
+import ast
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,9 @@ from tasks.data.problems.refusals import behaves
 from tasks.data.prompts.python_turns import last_words
 from tasks.data.prompts.verifiers import agrees_mathematically, calls_functions, follows_constraints, passes_tests
 from tasks.data.sandbox.code_sandbox import PASSED, find_verdict
+from tasks.data.seeds.code_answers import program_of
 from tasks.evaluation.benchmarks.benchmark_items import BenchmarkItem
+from tasks.evaluation.benchmarks.question_forms import COMPLETE
 from tasks.evaluation.benchmarks.repository_tasks import RepositoryTask, judge_patch
 from tasks.evaluation.benchmarks.retrieval_items import states_code
 from tasks.evaluation.comparisons import ACCURACY, BITS_PER_BYTE
@@ -145,7 +149,11 @@ def _mean(name: str) -> dict[str, Any]:
 def is_right(kind: str, prompt: str, expected: str, text: str) -> bool:
     """Whether a generated text answers an item. A program whose tests come to no verdict is not right."""
     if kind == "completed_program":
-        return find_verdict(prompt + text, expected, "") == PASSED
+        program, tests = (prompt + text, expected)
+        if prompt.startswith(COMPLETE):
+            given = json.loads(expected)
+            program, tests = whole_program(given["begun"], given["name"], answer_of(text)), given["tests"]
+        return find_verdict(program, tests, "") == PASSED
     answer = last_words(text) if kind == "math_with_python" else answer_of(text)
     if not answer:
         return False
@@ -163,6 +171,23 @@ def is_right(kind: str, prompt: str, expected: str, text: str) -> bool:
         return behaves(answer, expected)
     assert kind == "exact", kind
     return answer == expected.strip()
+
+
+def whole_program(begun: str, name: str, answer: str) -> str:
+    """A begun program with the function that an answer in a chat holds, whole or only its rest. What the beginning
+    imports and defines before the function stays."""
+    code = program_of(answer)
+    if _defines(code, name):
+        return f"{begun}    pass\n\n{code}"
+    return begun + (code if code.startswith((" ", "\t")) else textwrap.indent(code, "    "))
+
+
+def _defines(code: str, name: str) -> bool:
+    try:
+        nodes = ast.parse(code).body
+    except SyntaxError:
+        return False
+    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name for node in nodes)
 
 
 def outcome_of(benchmark: Benchmark, item: BenchmarkItem, sample: dict[str, Any]) -> ItemOutcome:

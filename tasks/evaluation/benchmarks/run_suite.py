@@ -138,6 +138,8 @@ def _run_benchmark(model: LM, benchmark: Benchmark, asked: Asked) -> tuple[Bench
         num_records=read.num_records,
         left_out=read.left_out,
         num_items=len(outcomes),
+        num_cut=getattr(model, "num_cut", 0),
+        num_unfinished=getattr(model, "num_unfinished", 0),
         items_digest=items_digest(outcomes),
         figures=figures_of(outcomes),
         harness={key: value for key, value in metrics.items() if isinstance(value, float)},
@@ -150,6 +152,7 @@ def _prepare(model: LM, benchmark: Benchmark, items: list[BenchmarkItem]) -> Non
     from tasks.evaluation.harness import SuiteModel, ToolRequest
 
     if isinstance(model, SuiteModel):
+        model.num_cut = model.num_unfinished = 0
         model.refuses_cuts = benchmark.kind in WHOLE_PROMPTS
         model.runs_python = benchmark.kind == "math_with_python"
         model.tool_requests = {

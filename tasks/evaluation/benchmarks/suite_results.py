@@ -21,6 +21,8 @@ from tasks.evaluation.comparisons import BITS_PER_BYTE
 from tasks.evaluation.intervals import Interval, paired_share_interval, ratio_interval, share_interval
 
 FORMAT = "glm46-eval-2"
+SAME_SETTINGS = ("enable_thinking", "sequence_length")
+"""Of a suite, by which answers differ whoever gives them."""
 ITEMS_SUFFIX, PREDICTIONS_SUFFIX = ".items.jsonl", ".predictions.jsonl"
 
 
@@ -50,6 +52,10 @@ class BenchmarkResult(BaseModel):
     left_out: dict[str, int]
     """Records by reason that were not asked."""
     num_items: int
+    num_cut: int = 0
+    """Prompts that lost their beginning, as sequence_length has no room for them."""
+    num_unfinished: int = 0
+    """Answers that ended because they had max_new_tokens."""
     items_digest: str
     """Over items, examples and expected answers: equal where two results answer the same questions."""
     figures: tuple[Figure, ...]
@@ -81,6 +87,12 @@ class SuiteResult(BaseModel):
                     f"{benchmark.name:<18}{figure.part or figure.name:<22}{figure.value:>8.4f}  "
                     f"{_written(figure.interval):<18}{figure.num_items:>6}"
                 )
+            if benchmark.num_cut:
+                lines.append(
+                    f"  {benchmark.num_cut} prompts of {benchmark.name} lost their beginning: raise sequence_length"
+                )
+            if benchmark.num_unfinished:
+                lines.append(f"  {benchmark.num_unfinished} answers to {benchmark.name} ended at max_new_tokens")
         return "\n".join(lines)
 
 
@@ -190,6 +202,12 @@ ItemPair = tuple[ItemOutcome, ItemOutcome]
 def paired_items(first_path: Path, second_path: Path) -> dict[str, list[ItemPair]]:
     """The items of two results by benchmark. Raises ValueError where they do not answer the same questions."""
     (first, first_items), (second, second_items) = read_result(first_path), read_result(second_path)
+    for name in SAME_SETTINGS:
+        if first.settings.get(name) != second.settings.get(name):
+            raise ValueError(
+                f"{first_path} has {name} {first.settings.get(name)} and {second_path} {second.settings.get(name)}: "
+                f"evaluate both with the same --suite"
+            )
     theirs = {benchmark.name: benchmark for benchmark in second.benchmarks}
     if [benchmark.name for benchmark in first.benchmarks] != list(theirs):
         raise ValueError(

@@ -14,8 +14,8 @@ from tasks.data.prompts.verifiers import passes_tests
 from tasks.data.sandbox.code_sandbox import FAILED, PASSED, STANDARD_INPUT, find_isolation, judge_solution
 from tasks.data.seeds import program_tests
 from tasks.data.seeds.seed_problems import asked_question, code_parts
-from tasks.evaluation.benchmarks.benchmark_items import READERS
 from tasks.evaluation.benchmarks.benchmark_tasks import is_right
+from tasks.evaluation.benchmarks.question_forms import READERS
 
 pytestmark = pytest.mark.skipif(not find_isolation()[0], reason=find_isolation()[1])
 

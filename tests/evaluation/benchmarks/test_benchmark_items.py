@@ -15,6 +15,7 @@ from infra.storage.store import hash_file
 from tasks.data.prompts.benchmark_records import read_records
 from tasks.data.prompts.function_calls import write_calls
 from tasks.evaluation.benchmarks.benchmark_tasks import is_right
+from tasks.evaluation.benchmarks.question_forms import READERS
 from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
 from tasks.evaluation.benchmarks.run_suite import read_suite_items
 from tests.conftest import ROOT
@@ -65,6 +66,13 @@ def change(suite, name, number, **fields):
         ("requests", 1, {"label": "bad"}, r"record 2: cannot be asked as kind refusal \(no_label\)"),
         ("functions", 0, {"entry_point": None}, "record 1: it has no text in entry_point"),
         ("programs", 0, {"test_list": None}, "record 1: it has no tests that can be run"),
+        (
+            "programs",
+            0,
+            {"test": "import numpy as np\nassert np"},
+            "record 1: its tests import numpy, and programs run",
+        ),
+        ("functions", 0, {"test": "from numpy import add\n"}, "record 1: its tests import numpy, and programs run"),
     ],
 )
 def test_a_record_without_what_its_kind_needs_is_named(suite, name, number, fields, message):
@@ -72,6 +80,25 @@ def test_a_record_without_what_its_kind_needs_is_named(suite, name, number, fiel
     change(suite, name, number, **fields)
     with pytest.raises(ValueError, match=rf"^{name}\.jsonl, {message}"):
         read(suite)
+
+
+def test_a_record_that_occurs_again_is_left_out_and_counted(suite):
+    rows = (suite[1] / "words.jsonl").read_text()
+    (suite[1] / "words.jsonl").write_text(rows + rows.splitlines()[0] + "\n")
+    words = read(suite).items["words"]
+    assert (len(words.items), words.num_records, words.left_out) == (2, 3, {"duplicate": 1})
+
+
+def test_a_group_that_no_record_has_is_named(suite):
+    path, _ = suite
+    path.write_text(path.read_text().replace("group: subject", "group: subjct"))
+    with pytest.raises(ValueError, match=r"few_shot.group subjct is no field of lettered\.jsonl, whose records have"):
+        read(suite)
+
+
+def test_a_question_is_asked_with_the_passage_that_it_is_about(suite):
+    change(suite, "copies", 0, context="Anna has 1 cat.")
+    assert "Q: Anna has 1 cat.\n\n1 + 1 =\nA:" in [item.question.prompt for item in read(suite).items["copies"].items]
 
 
 def test_a_broken_line_a_missing_file_and_a_trained_one_are_named(suite):
@@ -102,6 +129,10 @@ def test_a_broken_line_a_missing_file_and_a_trained_one_are_named(suite):
         (
             lambda tree: tree["benchmarks"][5].update(few_shot=tree["benchmarks"][0]["few_shot"]),
             "few_shot must be null",
+        ),
+        (
+            lambda tree: tree["benchmarks"][8].update(few_shot=tree["benchmarks"][0]["few_shot"]),
+            "few_shot must be null for kind completed_program",
         ),
         (lambda tree: tree.pop("dtype"), "dtype: key is missing"),
         (lambda tree: tree["benchmarks"][5].update(num_samples=2), "num_samples 2 needs a temperature above 0"),
@@ -163,6 +194,12 @@ CHECK = "def check(add):\n    assert add(1, 2) == 3\n\ncheck(add)\n"
     ("kind", "expected", "right", "wrong"),
     [
         ("tools", ADD_CALL, "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", "add(1)"),
+        (
+            "tools",
+            ADD_CALL.replace("add", "math.add"),
+            "<tool_call>math_add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+            "<tool_call>mathadd\n</tool_call>",
+        ),
         ("tools", "[]", "I have no function for that.", "<tool_call>add\n</tool_call>"),
         ("retrieval", "12345", " 12345.", "It is 54321 or 12345."),
         ("retrieval", "12345", "The code is 12345", "123456"),
@@ -181,6 +218,27 @@ def test_every_kind_judges_both_ways(kind, expected, right, wrong):
     assert is_right(kind, FUNCTION, expected, right)
     assert not is_right(kind, FUNCTION, expected, wrong)
     assert not is_right(kind, FUNCTION, expected, "")
+
+
+BEGUN = 'import math\n\n\ndef add(a, b):\n    """Add."""\n'
+WHOLE = "def add(a, b):\n    return math.floor(a + b)\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"```python\n{WHOLE}```",
+        f"<think>A sum.</think>Here it is:\n\n```python\n{WHOLE}```\nDone.",
+        WHOLE,
+        "    return math.floor(a + b)\n",
+        "```python\n    return math.floor(a + b)\n```",
+    ],
+)
+def test_a_chat_answers_with_the_whole_function_or_its_rest(answer):
+    question = READERS["completed_program"]({"prompt": BEGUN, "test": CHECK, "entry_point": "add"}, True)
+    assert question.prompt.endswith(BEGUN) and question.prompt != BEGUN
+    assert is_right("completed_program", question.prompt, question.expected, answer)
+    assert not is_right("completed_program", question.prompt, question.expected, answer.replace("+", "-"))
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the benchmark files are not here")

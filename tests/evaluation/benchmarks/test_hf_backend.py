@@ -87,6 +87,19 @@ def test_a_prompt_that_states_what_the_answer_needs_is_never_cut(models):
             run_suite(ours, replace(asked, suite=short), "toy", "x", lambda progress: None)
 
 
+def test_prompts_that_were_cut_and_answers_that_did_not_end_are_counted_and_said(models):
+    ours, _, asked = models
+    sums = [each.model_copy(update={"max_new_tokens": 1}) for each in asked.suite.benchmarks if each.name == "sums"]
+    asked = replace(asked, suite=asked.suite.model_copy(update={"benchmarks": sums}))
+    for row, num_cut in ((12, 6), (SEQUENCE_LENGTH, 0)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ours, "sequence_length", row)
+            result, _ = run_suite(ours, asked, "toy", "x", lambda progress: None)
+        (benchmark,) = result.benchmarks
+        assert benchmark.num_cut == num_cut and ("lost their beginning" in result.describe()) is bool(num_cut)
+    assert benchmark.num_unfinished == 6 and "6 answers to sums ended at max_new_tokens" in result.describe()
+
+
 def test_every_decision_figure_and_text_is_the_hf_backends(results):
     (ours, our_items), (theirs, their_items) = results
     asked = [name for name in (*LIKELIHOOD, *ANSWERS, "needle") if name not in ("calls", "computed")]

@@ -429,6 +429,11 @@ def test_results_of_other_items_are_not_compared(toy, own_items, tmp_path):
     assert len(shorter) == 25 and set(shorter) < {item["item_id"] for item in items_of(own_items)}
     code, errors, _ = compare(own_items, short)
     assert code == 2 and "benchmark choice:" in errors and "has 4 items" in errors and "--limit" in errors
+    other = tmp_path / "other.json"
+    other.with_name("other.items.jsonl").write_bytes(own_items.with_name(f"{own_items.stem}.items.jsonl").read_bytes())
+    other.write_text(own_items.read_text().replace('"enable_thinking": false', '"enable_thinking": true'))
+    code, errors, _ = compare(own_items, other)
+    assert code == 2 and "has enable_thinking False and" in errors and "True: evaluate both with the same" in errors
     items = short.with_name("short.items.jsonl")
     items.write_bytes(items.read_bytes().replace(b'"accuracy":1.0', b'"accuracy":0.0'))
     code, errors, _ = compare(short, short)
