@@ -34,7 +34,7 @@ def cluster_setup(
     data: Annotated[str, typer.Option(help="a directory of documents that all nodes mount")] = "",
     network: Annotated[str, typer.Option(help="detect, infiniband, roce, tcp or multi_nic")] = "detect",
     interfaces: Annotated[str, typer.Option(help="IP interfaces, by default that of the default route")] = "",
-    hcas: Annotated[str, typer.Option(help="RDMA cards, by default the active ones of all nodes")] = "",
+    hcas: Annotated[str, typer.Option(help="RDMA cards, as mlx5_0 or mlx5_0:1; by default the active ones")] = "",
     added: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="a variable of NCCL")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done; submits no job")] = False,
     master_addr: Annotated[str | None, typer.Option(hidden=True)] = None,

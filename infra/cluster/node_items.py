@@ -5,7 +5,7 @@ from __future__ import annotations
 from packaging.version import Version
 
 from infra.cluster.items import GB, Cluster, Item, judged, skipped
-from infra.machine.network import LINK_LAYERS
+from infra.machine.network import LINK_LAYERS, active_cards, card_faults
 
 MIN_DISK_BYTES = 7e9
 MIN_DRIVER, MIN_CUDA, MIN_NCCL = "530.30.02", "12.1", "2.18"
@@ -47,26 +47,24 @@ def _gpu_clocks(cluster: Cluster) -> Item:
     return judged("gpu_clocks", CLOCKS, ", ".join(clocks), problems, fix)
 
 
-RDMA = "the profile's RDMA cards are ACTIVE and LinkUp on each node"
+RDMA = "the profile's RDMA cards, and those that another node has active, are ACTIVE and LinkUp on each node"
 
 
 def _rdma(cluster: Cluster) -> Item:
     network = cluster.network
-    ports = [(report.name, port) for report in cluster.reports for port in report.rdma]
+    ports = {report.name: report.rdma for report in cluster.reports}
+    active = [port for of in ports.values() for port in of if port.is_active]
+    if network is None and cluster.settings.num_nodes == 1:
+        return skipped("rdma", RDMA, "ranks of one node use its loopback")
     if network is None or network.profile not in LINK_LAYERS:
-        reason = f"profile {network.profile} uses none" if network else "no node has an RDMA card"
-        if network is None and any(port.is_active for _, port in ports):
-            measured = f"{len(ports)} ports, and no profile that uses them"
-            return Item("rdma", RDMA, measured, "failed", "run glm46 cluster setup, which chooses a profile")
-        return skipped("rdma", RDMA, reason)
-    active = {(name, port.device): port.rate for name, port in ports if port.is_active}
-    problems = [
-        f"{hca} of {report.name} is not active"
-        for report in cluster.reports
-        for hca in network.hcas
-        if (report.name, hca) not in active
-    ]
-    measured = f"{len(network.hcas)} RDMA cards per node: {', '.join(sorted(set(active.values())))}"
+        if not active:
+            return skipped("rdma", RDMA, "no node has an active RDMA card")
+        unused = f"{len(active)} ports are active, and profile {network.profile if network else 'none'} uses no card"
+        return Item("rdma", RDMA, unused, "failed", "run glm46 cluster setup without --network: it takes RDMA cards")
+    hcas, devices = network.hcas, {hca.partition(":")[0] for hca in network.hcas}
+    unnamed = [card for card in active_cards(ports, network.profile) if card not in devices]
+    problems = card_faults(ports, network.profile, (*hcas, *unnamed))
+    measured = f"{len(hcas)} RDMA cards per node: {', '.join(sorted({port.rate for port in active}))}"
     fix = "see `ibstat` and the cable there; on InfiniBand a subnet manager must run"
     return judged("rdma", RDMA, measured, problems, fix)
 

@@ -19,12 +19,14 @@ import psutil
 from configs.files.atomic_files import replace_durably
 
 Profile = Literal["infiniband", "roce", "tcp", "multi_nic"]
-LINK_LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet"}
+LINK_LAYERS: dict[Profile, str] = {"infiniband": "InfiniBand", "roce": "Ethernet"}
 """Of the RDMA ports that a profile uses, as /sys/class/infiniband names them."""
 RDMA = {"NCCL_IB_DISABLE": "0", "NCCL_IB_TIMEOUT": "22", "NCCL_IB_RETRY_CNT": "7"}
 """17 s per try instead of 4 s: large fabrics reroute for seconds."""
 MULTI_NIC = {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
 """NCCL's guide names 4 for 100G networks; the product may not exceed 64."""
+MAX_FAULTS = 3
+"""Nodes that a refusal names."""
 REFUSED = {
     "NCCL_TIMEOUT": "neither NCCL nor PyTorch reads it: the time-out is an argument of the process group",
     "NCCL_TREE_THRESHOLD": "NCCL 2.5 removed it; NCCL_ALGO names algorithms",
@@ -83,7 +85,7 @@ class Network:
     interfaces: tuple[str, ...]
     """IP interfaces: the traffic of tcp and multi_nic, the first contact of all."""
     hcas: tuple[str, ...]
-    """RDMA cards of infiniband and roce."""
+    """RDMA cards of infiniband and roce, as NCCL_IB_HCA has them: `mlx5_0`, or `mlx5_0:1` with a port."""
     added: tuple[tuple[str, str], ...]
     """Variables of the user's, which win."""
 
@@ -141,26 +143,61 @@ def checked_additions(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 def choose_network(
     profile: str, ports: Mapping[str, Sequence[RdmaPort]], interfaces: Sequence[str], hcas: Sequence[str]
 ) -> tuple[Profile, tuple[str, ...]]:
-    """Profile and cards. `ports` are those of each node; profile `detect` takes the fastest kind that all nodes
-    have. Raises ValueError where a node lacks what the profile needs."""
-    candidates: list[Profile] = [each for each in get_args(Profile) if profile in (each, "detect")]
-    if not candidates:
+    """Profile and cards. `ports` are those of each node; profile `detect` takes the fastest kind that any node has.
+    Raises ValueError naming the nodes on which a card is not active that --hcas names, or that another node has."""
+    if profile not in ("detect", *get_args(Profile)):
         raise ValueError(f"--network {profile}: give one of detect, {', '.join(get_args(Profile))}")
-    for each in candidates:
-        if each not in LINK_LAYERS:
-            return ("multi_nic" if profile == "detect" and len(interfaces) > 1 else each), ()
-        active = [{port.device for port in of if _is_usable(port, each)} for of in ports.values()]
-        usable = set.intersection(*active) if active else set()
-        if usable and usable >= set(hcas):
-            return each, tuple(hcas or sorted(usable, key=lambda name: (len(name), name)))
-    wanted = f"cards {', '.join(hcas)}" if hcas else "card"
+    kinds: list[Profile] = [kind for kind in LINK_LAYERS if profile in (kind, "detect")]
+    if hcas and not kinds:
+        raise ValueError(f"--network {profile} uses no RDMA card: leave out --hcas {','.join(hcas)}")
+    active = {kind: active_cards(ports, kind) for kind in kinds}
+    named = {_device(card) for card in hcas}
+    usable: list[Profile] = [kind for kind in kinds if (named.intersection(active[kind]) if hcas else active[kind])]
+    if not usable and not hcas and profile not in LINK_LAYERS:
+        return ("multi_nic" if profile == "multi_nic" or (profile == "detect" and len(interfaces) > 1) else "tcp"), ()
+    kind = (usable or kinds)[0]
+    cards = tuple(hcas) or active[kind]
+    faults = card_faults(ports, kind, cards)
+    if cards and not faults:
+        return kind, cards
+    said = f"on {len(faults)} of {len(ports)} nodes a card is not active: {'; '.join(faults[:MAX_FAULTS])}"
     raise ValueError(
-        f"--network {profile}: no active {LINK_LAYERS[profile]} {wanted} that all nodes have ({', '.join(ports)}); "
-        f"bring the ports up, or give another profile"
+        f"--network {profile}: {said if cards else f'no node has an active {LINK_LAYERS[kind]} card'}; bring the "
+        f"ports up, name the cards to use by --hcas, or give --network tcp"
     )
 
 
-def _is_usable(port: RdmaPort, profile: str) -> bool:
+def active_cards(ports: Mapping[str, Sequence[RdmaPort]], profile: Profile) -> tuple[str, ...]:
+    """The cards that the profile can use on at least one node, in the order of their numbers."""
+    names = {port.device for of in ports.values() for port in of if _is_usable(port, profile)}
+    return tuple(sorted(names, key=lambda name: (len(name), name)))
+
+
+def card_faults(ports: Mapping[str, Sequence[RdmaPort]], profile: Profile, cards: Sequence[str]) -> list[str]:
+    """For each node on which the profile cannot use all these cards: its name, the cards and their states."""
+    faults = {node: [fault for card in cards if (fault := _fault(of, profile, card))] for node, of in ports.items()}
+    return [f"{node}: {', '.join(said)}" for node, said in faults.items() if said]
+
+
+def _fault(ports: Sequence[RdmaPort], profile: Profile, card: str) -> str:
+    """Why a node's card cannot be used; empty where it can."""
+    number = card.partition(":")[2]
+    seen = [port for port in ports if port.device == _device(card) and number in ("", str(port.port))]
+    if any(_is_usable(port, profile) for port in seen):
+        return ""
+    if not seen:
+        return f"there is no {card}"
+    inactive = [port for port in seen if port.link_layer == LINK_LAYERS[profile]]
+    if not inactive:
+        return f"{card} is not {LINK_LAYERS[profile]} but {seen[0].link_layer}"
+    return f"{card} is {inactive[0].state} ({inactive[0].physical_state})"
+
+
+def _device(card: str) -> str:
+    return card.partition(":")[0]
+
+
+def _is_usable(port: RdmaPort, profile: Profile) -> bool:
     return port.is_active and port.link_layer == LINK_LAYERS[profile]
 
 

@@ -86,7 +86,8 @@ def test_a_cluster_in_order_passes(item):
             {"gpus": (GPU, replace(GPU, index=1, slow_reasons=("power brake",)))},
             "node2 GPU 1: power brake",
         ),
-        ("rdma", {"rdma": (replace(PORT, state="INIT"),)}, "mlx5_0 of node2 is not active"),
+        ("rdma", {"rdma": (replace(PORT, state="INIT"),)}, "node2: mlx5_0 is INIT (LinkUp)"),
+        ("rdma", {"rdma": (PORT, replace(PORT, device="mlx5_1"))}, "node1: there is no mlx5_1"),
         ("nvme", {"disk": DiskSpeed(7e9, 9e9)}, "node2 writes 7.00 and reads 9.00 GB/s"),
         ("nvme", {"nvme_problem": "node2 has no /nvme: make it"}, "node2 has no /nvme: make it"),
         ("shared_storage", {"shared": replace(FILES, lock_problem="node2 got a lock")}, "node2 got a lock"),
@@ -108,14 +109,22 @@ def test_an_item_that_fails_names_node_and_fix(item, changed, measured):
 def test_what_is_not_there_is_skipped_with_the_reason():
     none = cluster(network=None, gpus_per_node=0, nvme_dir="", data="", num_nodes=1)
     reasons = {name: item for name in JUDGES if (item := JUDGES[name](none)).state == "skipped"}
-    assert set(reasons) == {"gpus", "gpu_clocks", "nvme", "shared_storage", "data", "ports"}
+    assert set(reasons) == {"gpus", "gpu_clocks", "rdma", "nvme", "shared_storage", "data", "ports"}
     assert "but nodes have 2: give --gpus-per-node 2" in reasons["gpus"].measured
-    assert JUDGES["rdma"](none).state == "failed", "ports are up, and nobody uses them"
-    assert JUDGES["rdma"](cluster(network=Network("tcp", ("eth0",), (), ()))).measured == "profile tcp uses none"
+    assert reasons["rdma"].measured == "ranks of one node use its loopback", "setup chooses no profile for it"
+    down = replace(REPORT, rdma=(replace(PORT, state="DOWN"),))
+    without = replace(cluster(network=Network("tcp", ("eth0",), (), ())), reports=(down, down))
+    assert JUDGES["rdma"](without).measured == "no node has an active RDMA card"
     no_fio = cluster(replace(REPORT, disk=DiskSpeed(problem="fio is not installed")))
     assert (JUDGES["nvme"](no_fio).state, has_passed([JUDGES["nvme"](no_fio)])) == ("skipped", True)
     roce = cluster(network=replace(NETWORK, profile="roce"))
     assert "asked for 12.1 and 2.21" in JUDGES["versions"](roce).measured
+
+
+def test_rdma_cards_that_nobody_uses_fail():
+    for network in (None, Network("tcp", ("eth0",), (), ())):
+        judged = JUDGES["rdma"](cluster(network=network))
+        assert judged.state == "failed" and judged.measured.startswith("2 ports are active")
 
 
 @pytest.mark.parametrize(("bandwidth", "state"), [(300e9, "failed"), (300.1e9, "passed")])

@@ -50,14 +50,56 @@ def test_a_profile_is_the_fastest_that_all_nodes_have():
     both = {"a": [rdma("mlx5_10"), rdma("mlx5_2"), rdma("mlx5_3", "Ethernet")], "b": [rdma("mlx5_2"), rdma("mlx5_10")]}
     assert choose_network("detect", both, ("eth0",), ()) == ("infiniband", ("mlx5_2", "mlx5_10"))
     assert choose_network("infiniband", both, ("eth0",), ("mlx5_2",)) == ("infiniband", ("mlx5_2",))
-    one_down = {"a": [rdma("mlx5_0")], "b": [rdma("mlx5_0", state="DOWN")]}
-    assert choose_network("detect", one_down, ("eth0",), ()) == ("tcp", ())
-    assert choose_network("detect", one_down, ("eth0", "eth1"), ()) == ("multi_nic", ())
+    all_down = {node: [rdma("mlx5_0", state="DOWN")] for node in "ab"}
+    assert choose_network("detect", all_down, ("eth0",), ()) == ("tcp", ())
+    assert choose_network("detect", all_down, ("eth0", "eth1"), ()) == ("multi_nic", ())
+    assert choose_network("tcp", both, ("eth0", "eth1"), ()) == ("tcp", ())
+    assert choose_network("multi_nic", both, ("eth0",), ()) == ("multi_nic", ())
     assert choose_network("detect", {"a": [rdma("rxe0", "Ethernet")]}, ("eth0",), ()) == ("roce", ("rxe0",))
-    with pytest.raises(ValueError, match=r"--network infiniband: no active InfiniBand card that all nodes have \(a, b"):
-        choose_network("infiniband", one_down, ("eth0",), ())
+    with pytest.raises(ValueError, match="--network infiniband: no node has an active InfiniBand card"):
+        choose_network("infiniband", all_down, ("eth0",), ())
     with pytest.raises(ValueError, match="give one of detect, infiniband, roce, tcp, multi_nic"):
         choose_network("ethernet", {}, ("eth0",), ())
+
+
+CARDS = [f"mlx5_{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ({"mlx5_3": "DOWN"}, r"on 1 of 128 nodes a card is not active: gpu077: mlx5_3 is DOWN \(LinkUp\); bring"),
+        (dict.fromkeys(CARDS, "INIT"), r"on 1 of 128 nodes .* gpu077: mlx5_0 is INIT \(LinkUp\), mlx5_1 is INIT"),
+        ({"mlx5_3": ""}, "gpu077: there is no mlx5_3; bring"),
+    ],
+)
+def test_one_bad_card_is_named_and_neither_dropped_on_all_nodes_nor_a_reason_for_tcp(bad, why):
+    """As nobody would look for the cable, and all nodes would be slow."""
+    ports = {f"gpu{number:03d}": [rdma(card) for card in CARDS] for number in range(1, 129)}
+    ports["gpu077"] = [rdma(card, state=state) for card in CARDS if (state := bad.get(card, "ACTIVE"))]
+    for profile in ("detect", "infiniband"):
+        with pytest.raises(ValueError, match=f"--network {profile}: .*{why}"):
+            choose_network(profile, ports, ("eth0",), ())
+    assert choose_network("tcp", ports, ("eth0",), ()) == ("tcp", ())
+    if good := tuple(card for card in CARDS if card not in bad):
+        assert choose_network("detect", ports, ("eth0",), good) == ("infiniband", good), "as the user said"
+
+
+def test_cards_that_are_named_are_used_or_refused():
+    ports = {node: [rdma("mlx5_0"), rdma("mlx5_1"), rdma("mlx5_2", "Ethernet")] for node in "ab"}
+    for hcas in (("mlx5_0:1", "mlx5_1:1"), ("mlx5_1",)):
+        assert choose_network("detect", ports, ("eth0",), hcas) == ("infiniband", hcas)
+    assert choose_network("detect", ports, ("eth0",), ("mlx5_2:1",)) == ("roce", ("mlx5_2:1",))
+    for profile, hcas, why in [
+        ("detect", ("mlx5_0", "mlx5_9"), "on 2 of 2 nodes a card is not active: a: there is no mlx5_9; b: there"),
+        ("detect", ("mlx5_9",), "a: there is no mlx5_9"),
+        ("detect", ("mlx5_0:2",), "a: there is no mlx5_0:2"),
+        ("detect", ("mlx5_0", "mlx5_2"), "a: mlx5_2 is not InfiniBand but Ethernet"),
+        ("roce", ("mlx5_0",), "a: mlx5_0 is not Ethernet but InfiniBand"),
+        ("tcp", ("mlx5_0",), "--network tcp uses no RDMA card: leave out --hcas mlx5_0"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            choose_network(profile, ports, ("eth0",), hcas)
 
 
 def test_each_profile_says_what_nccl_and_gloo_use():
