@@ -7,7 +7,7 @@ are three more. What needs hardware that is not there is skipped with the reason
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from infra.cluster.cluster_settings import ClusterSettings
@@ -34,7 +34,8 @@ MEASURED_SERVICES = ("prometheus", "exporter")
 def check_cluster(home: Home, settings: ClusterSettings, fio_seconds: int) -> list[Item]:
     """Ask the nodes by a job, try two more jobs, and judge."""
     jobs = NodeJobs(home, settings)
-    cluster = look_at_cluster(home, settings, jobs, fio_seconds)
+    network = read_network(home.root)
+    cluster = look_at_cluster(home, settings, jobs, fio_seconds, interfaces=network.interfaces if network else ())
     trial, recovery = _tried(cluster, jobs.try_job), _tried(cluster, jobs.try_recovery)
     items = [
         *(about_nodes(cluster)),
@@ -51,9 +52,15 @@ def check_cluster(home: Home, settings: ClusterSettings, fio_seconds: int) -> li
 
 
 def look_at_cluster(
-    home: Home, settings: ClusterSettings, jobs: NodeJobs, fio_seconds: int, *, makes_nvme_dir: bool = False
+    home: Home,
+    settings: ClusterSettings,
+    jobs: NodeJobs,
+    fio_seconds: int,
+    *,
+    interfaces: Sequence[str],
+    makes_nvme_dir: bool = False,
 ) -> Cluster:
-    """What all nodes report, or why they do not."""
+    """What all nodes report, or why they do not. They connect to each other's first interface."""
     network = read_network(home.root)
     missing = [f"{check.found}: {check.fix}" for check in check_launchers([settings.launcher]) if not check.passed]
     if missing:
@@ -65,7 +72,7 @@ def look_at_cluster(
         makes_nvme_dir=makes_nvme_dir,
         fio_seconds=fio_seconds,
         data=settings.data,
-        interface=network.interfaces[0] if network and settings.num_nodes > 1 else "",
+        interface=next(iter(interfaces), ""),
     )
     try:
         return Cluster(home, settings, network, tuple(jobs.probe(request)), "")

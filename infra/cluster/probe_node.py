@@ -23,7 +23,7 @@ from configs.files.atomic_files import replace_durably
 from infra.cluster.disk_speed import DiskSpeed, measure_disk
 from infra.cluster.gpus import Gpu, query_gpus, torch_versions
 from infra.machine.doctor import Check, check_environment
-from infra.machine.network import RdmaPort, live_interfaces, rdma_ports
+from infra.machine.network import RdmaPort, default_interface, live_interfaces, rdma_ports
 
 LEADER = 0
 MEET_SECONDS = 60.0
@@ -46,7 +46,7 @@ class ProbeRequest:
     """0 measures no disk."""
     data: str = ""
     interface: str = ""
-    """Whose address the nodes connect to; empty for that of the host's name."""
+    """Whose address the nodes connect to; empty for that of each node's default route."""
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,12 @@ def _meet(request: ProbeRequest, work_dir: Path, node: int) -> SharedFiles:
     if node == LEADER:
         lock_problem = _take_lock(lock)
     with socket.create_server(("", 0), backlog=16) as listener:
-        address = live_interfaces().get(request.interface) or socket.gethostbyname(socket.gethostname())
+        address = _own_address(request.interface)
         _write(meeting / f"here-{node}", json.dumps([address, listener.getsockname()[1]]))
         missing = _await_all(meeting, "here", request.num_nodes)
         connect_problem = ""
         if not missing and request.num_nodes > 1:
-            connect_problem = _connect(meeting, (node + 1) % request.num_nodes)
+            connect_problem = _connect(meeting, (node + 1) % request.num_nodes) if address else _no_address()
             if node != LEADER:
                 lock_problem = _try_held_lock(lock)
         _write(meeting / f"tried-{node}", "")
@@ -208,8 +208,28 @@ def _try_held_lock(lock: int) -> str:
     return f"{node_name()} got a lock that node {LEADER} holds"
 
 
+def _own_address(interface: str) -> str:
+    """Of the interface, else of the default route's, else of the host's name; empty where others reach none of them.
+    The name comes last: Debian's /etc/hosts has it as 127.0.1.1."""
+    live = live_interfaces()
+    if address := live.get(interface) or live.get(default_interface() or ""):
+        return address
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+    return "" if address.startswith("127.") else address
+
+
+def _no_address() -> str:
+    return f"{node_name()} has no default route, and its host name has only a loopback address: give --interfaces"
+
+
 def _connect(meeting: Path, other: int) -> str:
+    """Why the other node is not reached; empty also where it has no address, as it says so itself."""
     address, port = json.loads((meeting / f"here-{other}").read_text())
+    if not address:
+        return ""
     try:
         socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
     except OSError as error:

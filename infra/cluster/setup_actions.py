@@ -72,6 +72,22 @@ class Setup:
     def cluster_dir(self) -> Path:
         return self.home.root / "cluster"
 
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """Those of the choice, else that of this machine's default route."""
+        return self.choice.interfaces or tuple(filter(None, [default_interface()]))
+
+    def look(self, *, makes_nvme_dir: bool = False) -> Cluster:
+        """Ask the nodes by a job."""
+        return look_at_cluster(
+            self.home,
+            self.settings,
+            NodeJobs(self.home, self.settings),
+            fio_seconds=0,
+            interfaces=self.interfaces,
+            makes_nvme_dir=makes_nvme_dir,
+        )
+
 
 class ActionFailedError(ValueError):
     """An action cannot be done; later ones that do not need it are tried."""
@@ -96,7 +112,7 @@ def set_up_cluster(setup: Setup) -> Iterable[Action]:
     elif setup.is_dry:
         yield Action("nodes", "would do", f"run a job on {setup.settings.num_nodes} nodes that looks at them")
     else:
-        cluster = look_at_cluster(setup.home, setup.settings, NodeJobs(setup.home, setup.settings), fio_seconds=0)
+        cluster = setup.look()
         yield _nodes(cluster)
     for name, act in (("nvme directory", _nvme), ("network", _network)):
         if cluster.reports or (setup.is_dry and has_hosts):
@@ -196,8 +212,7 @@ def _nvme(setup: Setup, cluster: Cluster) -> Action:
         return Action("nvme directory", "would do", f"make {directory} on each node, mode 0700, where it is missing")
     if not any(report.nvme_problem for report in cluster.reports):
         return Action("nvme directory", "unchanged", f"{directory} is there and writable")
-    jobs = NodeJobs(setup.home, setup.settings)
-    made = look_at_cluster(setup.home, setup.settings, jobs, fio_seconds=0, makes_nvme_dir=True)
+    made = setup.look(makes_nvme_dir=True)
     problems = [made.unreached] if made.unreached else [report.nvme_problem for report in made.reports]
     if any(problems):
         raise ActionFailedError("; ".join(sorted({problem for problem in problems if problem})))
@@ -212,7 +227,7 @@ def _network(setup: Setup, cluster: Cluster) -> Action:
         return Action("network", "skipped", "ranks of one node use its loopback")
     ports = {report.name: report.rdma for report in reports} or {"this machine": rdma_ports()}
     up = [set(report.interfaces) for report in reports] or [set(live_interfaces())]
-    interfaces = setup.choice.interfaces or tuple(filter(None, [default_interface()]))
+    interfaces = setup.interfaces
     missing = set(interfaces) - set.intersection(*up)
     if missing or not interfaces:
         common = ", ".join(sorted(set.intersection(*up)))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from infra.cluster import disk_speed, gpus, node_jobs
+from infra.cluster import disk_speed, gpus, node_jobs, probe_node
 from infra.cluster.checklist import ORDER, _environment, _hostfile, _nccl, _nodes, _recovery, _small_job
 from infra.cluster.cluster_settings import ClusterSettings, write_settings
 from infra.cluster.disk_speed import DiskSpeed
@@ -18,7 +20,7 @@ from infra.cluster.gpus import Gpu, query_gpus
 from infra.cluster.items import Cluster, has_passed
 from infra.cluster.node_items import ON_NODES
 from infra.cluster.node_jobs import NodeJobs, failure_sentence
-from infra.cluster.probe_node import NodeReport, SharedFiles
+from infra.cluster.probe_node import NodeReport, ProbeRequest, SharedFiles
 from infra.cluster.trial_job import TrialResult, expected_value
 from infra.home import Home
 from infra.jobs.launchers import JobFailedError, JobHandle, JobStatus
@@ -229,6 +231,21 @@ def test_a_disk_is_measured_by_fio_which_leaves_nothing(tmp_path, program, monke
         assert not list(directory.iterdir())
     program("fio", "echo 'fio: destination does not support O_DIRECT' >&2; exit 1")
     assert "does not support O_DIRECT" in disk_speed.measure_disk(directory).problem
+
+
+@pytest.mark.parametrize("route", ["lo", None])
+def test_nodes_whose_own_name_is_no_address_meet_by_their_default_route(tmp_path, monkeypatch, route):
+    """Debian's /etc/hosts has the name as 127.0.1.1, on which no other node is reached."""
+    monkeypatch.setattr(probe_node.socket, "gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.setattr(probe_node, "default_interface", lambda: route)
+    request = ProbeRequest(num_nodes=2, ranks_per_node=1)
+    with ThreadPoolExecutor() as threads:
+        meet = partial(probe_node._meet, request, tmp_path)
+        problems = [shared.connect_problem for shared in threads.map(meet, range(2))]
+    assert ["has no default route" in problem for problem in problems] == [route is None] * 2, problems
+    assert route is None or problems == ["", ""]
+    addresses = [json.loads((tmp_path / "meeting" / f"here-{node}").read_text())[0] for node in range(2)]
+    assert addresses == ["127.0.0.1" if route else ""] * 2
 
 
 def checked(home: Path, *options: str) -> dict[str, dict[str, str]]:

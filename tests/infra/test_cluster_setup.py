@@ -19,6 +19,7 @@ from infra.cluster.cluster_settings import ClusterSettings, make_settings
 from infra.cluster.host_names import expand_hosts
 from infra.cluster.items import Cluster
 from infra.cluster.launch_scripts import driver_script, environment_script, launch_script
+from infra.cluster.node_jobs import NodeJobs
 from infra.cluster.setup_actions import NetworkChoice, Setup, set_up_cluster
 from infra.cluster.ssh_keys import authorize_own_key, describe_key
 from infra.jobs.launchers import Job
@@ -283,9 +284,20 @@ def test_the_network_needs_interfaces_that_all_nodes_have(home):
     assert action.state == "failed" and "nowhere0 is not up on all nodes: give --interfaces, all have" in action.text
 
 
+def test_nodes_connect_to_the_interfaces_that_are_about_to_be_written(home, monkeypatch):
+    """Not to those of an earlier setup; the first one has no network.json yet."""
+    asked = []
+    monkeypatch.setattr(NodeJobs, "probe", lambda jobs, request: asked.append(request.interface) or [])
+    monkeypatch.setattr(setup_actions, "default_interface", lambda: "eth9")
+    write_network(home.root, Network("tcp", ("eth0",), (), ()))
+    for interfaces in ((), ("ib0", "ib1")):
+        states(Setup(home, ClusterSettings(), "", NetworkChoice("tcp", interfaces, (), ()), is_dry=False))
+    assert asked == ["eth9", "ib0"]
+
+
 def test_a_scheduler_that_is_not_here_is_one_sentence(home, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    seen = look_at_cluster(home, ClusterSettings(kind="pbs"), None, 0)  # no job is submitted
+    seen = look_at_cluster(home, ClusterSettings(kind="pbs"), None, 0, interfaces=())  # no job is submitted
     assert seen.unreached.startswith("no qsub, qstat, qdel: run on a machine that submits to pbs")
 
 
