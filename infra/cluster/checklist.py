@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from infra.cluster.cluster_settings import ClusterSettings
-from infra.cluster.items import GB, Cluster, Item, judged, skipped
+from infra.cluster.items import GB, Cluster, Item, first_of, judged, skipped
 from infra.cluster.node_items import ON_NODES
 from infra.cluster.node_jobs import NodeJobs, failure_sentence
-from infra.cluster.probe_node import ProbeRequest
+from infra.cluster.probe_node import NodeReport, ProbeFailure, ProbeRequest
 from infra.cluster.trial_job import HOLD_STEP, TrialResult, expected_value
 from infra.home import Home
 from infra.jobs.ssh_jobs import read_hostfile
@@ -75,9 +75,12 @@ def look_at_cluster(
         interface=next(iter(interfaces), ""),
     )
     try:
-        return Cluster(home, settings, network, tuple(jobs.probe(request)), "")
+        answers = jobs.probe(request)
     except (ValueError, RuntimeError, OSError) as error:
         return Cluster(home, settings, network, (), failure_sentence(error))
+    reports = tuple(answer for answer in answers if isinstance(answer, NodeReport))
+    failures = [f"{answer.name}: {answer.error}" for answer in answers if isinstance(answer, ProbeFailure)]
+    return Cluster(home, settings, network, reports, first_of(failures))
 
 
 def about_nodes(cluster: Cluster) -> list[Item]:
@@ -103,7 +106,7 @@ def _nodes(cluster: Cluster) -> Item:
     names = [report.name for report in cluster.reports]
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     problems = [cluster.unreached] if cluster.unreached else []
-    return judged("nodes", threshold, shown, problems, "do what the launcher says of it, then check again")
+    return judged("nodes", threshold, shown, problems, "do what the launcher or the node says of it, then check again")
 
 
 def _environment(cluster: Cluster) -> Item:

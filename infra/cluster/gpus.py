@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ SLOW_CLOCKS = {
     0x80: "power brake",
 }
 """Bits of NVML's reasons that an idle or busy GPU in order never has; 0x01 is idle, 0x04 its power limit under load."""
+ROW = re.compile(r"\s*\d+,[^,]+,\s*\d+(\.\d+)+\s*(,[^,]+){4}")
+"""Index, name and driver of COLUMNS are always there."""
+LOST = re.compile(r"\[(Unknown Error|GPU [^]]*)\]")
+"""nvidia-smi ends with exit code 0 all the same; [N/A] is a column that the GPU does not have."""
 SECONDS = 60
 
 
@@ -33,19 +38,25 @@ class Gpu:
 
 
 def query_gpus() -> list[Gpu]:
-    """Empty where nvidia-smi is missing. Raises RuntimeError with its words where it fails."""
+    """Empty where nvidia-smi is missing. Raises RuntimeError with its words where it fails or does not answer, and
+    ValueError for a GPU that it cannot read."""
     if shutil.which("nvidia-smi") is None:
         return []
     answer = _ask(REASONS[0])
     if answer.returncode:
         answer = _ask(REASONS[1])
     if answer.returncode:
-        raise RuntimeError(f"nvidia-smi: {(answer.stdout or answer.stderr).strip().splitlines()[0]}")
+        lines = [line.strip() for line in (answer.stdout + answer.stderr).splitlines() if line.strip()]
+        words = [line for line in lines if not re.match(r"\d+,", line)]  # rows of the GPUs in order come first
+        raise RuntimeError(f"nvidia-smi: {'; '.join(words) or f'exit code {answer.returncode}'}")
     return [parse_gpu(line) for line in answer.stdout.splitlines() if line.strip()]
 
 
 def parse_gpu(line: str) -> Gpu:
-    """A line of `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`; a clock that it does not know is 0."""
+    """A line of `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`; a clock that it does not know is 0. Raises
+    ValueError with the line of a GPU that is lost."""
+    if not ROW.fullmatch(line) or LOST.search(line):
+        raise ValueError(f"nvidia-smi cannot read a GPU: {line.strip()}")
     index, name, driver, memory, clock, max_clock, mask = (field.strip() for field in line.split(","))
     bits = int(mask, 16) if mask.startswith("0x") else 0
     slow = tuple(text for bit, text in SLOW_CLOCKS.items() if bits & bit)
@@ -66,10 +77,8 @@ def torch_versions() -> tuple[str, str]:
 
 def _ask(reasons: str) -> subprocess.CompletedProcess[str]:
     columns = ",".join([*COLUMNS, reasons])
-    return subprocess.run(
-        ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    command = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"nvidia-smi did not answer in {SECONDS} s: look for Xid in `dmesg`") from None

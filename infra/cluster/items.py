@@ -36,17 +36,22 @@ class Cluster:
     settings: ClusterSettings
     network: Network | None
     reports: tuple[NodeReport, ...]
-    """Of all nodes; none where the job that asks them failed."""
+    """Of the nodes that could be looked at; none where the job that asks them failed."""
     unreached: str
-    """Why there are none."""
+    """Why some or all are missing, empty where none is."""
 
 
 def judged(id_: str, threshold: str, measured: str, problems: Sequence[str], fix: str) -> Item:
     """Failed where there are problems, of which the first are shown."""
     if not problems:
         return Item(id_, threshold, measured, "passed")
+    return Item(id_, threshold, first_of(problems), "failed", fix)
+
+
+def first_of(problems: Sequence[str]) -> str:
+    """Those that a line shows, and how many more there are."""
     more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
-    return Item(id_, threshold, "; ".join(problems[:MAX_PROBLEMS]) + more, "failed", fix)
+    return "; ".join(problems[:MAX_PROBLEMS]) + more
 
 
 def skipped(id_: str, threshold: str, reason: str) -> Item:

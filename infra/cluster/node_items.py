@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from packaging.version import Version
 
+from infra.cluster.disk_speed import NO_FIO
 from infra.cluster.items import GB, Cluster, Item, judged, skipped
 from infra.machine.network import LINK_LAYERS, active_cards, card_faults
 
@@ -79,17 +80,18 @@ def _nvme(cluster: Cluster) -> Item:
     if unusable:
         return judged("nvme", NVME, "", unusable, "run glm46 cluster setup, or name another --nvme-path")
     disks = {report.name: report.disk for report in cluster.reports if report.disk is not None}
-    unmeasured = [f"{name}: {disk.problem}" for name, disk in disks.items() if disk.problem]
-    if unmeasured or not disks:
-        return skipped("nvme", NVME, unmeasured[0] if unmeasured else "--fio-seconds is 0")
-    speeds = {name: min(disk.write, disk.read) for name, disk in disks.items()}
-    slow = [
+    without_fio = [f"{name}: {NO_FIO}" for name, disk in disks.items() if disk.problem == NO_FIO]
+    problems = [f"{name}: {disk.problem}" for name, disk in disks.items() if disk.problem not in ("", NO_FIO)]
+    speeds = {name: min(disk.write, disk.read) for name, disk in disks.items() if not disk.problem}
+    problems += [
         f"{name} writes {disks[name].write / GB:.2f} and reads {disks[name].read / GB:.2f} GB/s"
         for name, speed in speeds.items()
         if speed <= MIN_DISK_BYTES
     ]
+    if not problems and (without_fio or not disks):
+        return skipped("nvme", NVME, without_fio[0] if disks else "--fio-seconds is 0")
     fix = "put --nvme-path on an NVMe disk of its own, or on a RAID 0 of several"
-    return judged("nvme", NVME, f"slowest {min(speeds.values()) / GB:.2f} GB/s", slow, fix)
+    return judged("nvme", NVME, f"slowest {min(speeds.values(), default=0) / GB:.2f} GB/s", problems, fix)
 
 
 SHARED = "each node sees the files of the others, and a lock of one keeps out the others"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from configs.schema import Device
 from infra.cluster.cluster_settings import ClusterSettings
-from infra.cluster.probe_node import REPORT, REQUEST, NodeReport, ProbeRequest
+from infra.cluster.probe_node import ANSWER, REQUEST, NodeReport, ProbeFailure, ProbeRequest
 from infra.cluster.trial_job import HOLD_STEP, TrialResult, read_step
 from infra.home import Home
 from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobState, Launcher
@@ -24,14 +24,14 @@ WAIT_SECONDS = 1800.0
 
 
 class NodeJobs:
-    """Jobs on all nodes of a cluster. Their work directories go when they have succeeded."""
+    """Jobs on all nodes of a cluster. Their work directories go when they have succeeded on all."""
 
     def __init__(self, home: Home, settings: ClusterSettings) -> None:
         self.settings = settings
         self.work_root = home.work_root
         self.launcher: Launcher = open_launcher(settings.launcher, home.work_root)
 
-    def probe(self, request: ProbeRequest) -> list[NodeReport]:
+    def probe(self, request: ProbeRequest) -> list[NodeReport | ProbeFailure]:
         """What each node sees. Raises ValueError or RuntimeError with the launcher's reason."""
         job = self._job("infra.cluster.probe_node", "probe", ())
         work_dir = self.work_root / job.key
@@ -39,9 +39,10 @@ class NodeJobs:
         (work_dir / "request.json").write_bytes(REQUEST.dump_json(request))
         self._run(job)
         paths = [work_dir / f"report-{node}.json" for node in range(request.num_nodes)]
-        reports = [REPORT.validate_json(path.read_bytes()) for path in paths]
-        shutil.rmtree(work_dir, ignore_errors=True)  # NFS keeps what a node still has open
-        return reports
+        answers = [ANSWER.validate_json(path.read_bytes()) for path in paths]
+        if all(isinstance(answer, NodeReport) for answer in answers):
+            shutil.rmtree(work_dir, ignore_errors=True)  # NFS keeps what a node still has open
+        return answers
 
     def try_job(self) -> TrialResult:
         """A job to its end."""

@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,15 @@ class NodeReport:
     """None where it is no directory here, or none was named."""
 
 
-REPORT = TypeAdapter(NodeReport)
+@dataclass(frozen=True)
+class ProbeFailure:
+    """Why a node could not be looked at."""
+
+    name: str
+    error: str
+
+
+ANSWER: TypeAdapter[NodeReport | ProbeFailure] = TypeAdapter(NodeReport | ProbeFailure)
 REQUEST = TypeAdapter(ProbeRequest)
 
 
@@ -258,8 +267,14 @@ def main() -> int:
     work_dir = Path(sys.argv[1])
     request = REQUEST.validate_json((work_dir / "request.json").read_bytes())
     node, local_rank = divmod(int(os.environ["RANK"]), request.ranks_per_node)
-    if local_rank == 0:
-        replace_durably(work_dir / f"report-{node}.json", REPORT.dump_json(probe_node(request, work_dir, node)))
+    if local_rank:
+        return 0
+    try:
+        answer = probe_node(request, work_dir, node)
+    except Exception as error:  # whatever a sick node raises, it is named and the others' reports are read
+        traceback.print_exc()
+        answer = ProbeFailure(node_name(), f"{type(error).__name__}: {error} (logs: {work_dir / 'logs'})")
+    replace_durably(work_dir / f"report-{node}.json", ANSWER.dump_json(answer))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,16 @@ from pathlib import Path
 import pytest
 
 from infra.cluster import disk_speed, gpus, node_jobs, probe_node
-from infra.cluster.checklist import ORDER, _environment, _hostfile, _nccl, _nodes, _recovery, _small_job
+from infra.cluster.checklist import (
+    ORDER,
+    _environment,
+    _hostfile,
+    _nccl,
+    _nodes,
+    _recovery,
+    _small_job,
+    look_at_cluster,
+)
 from infra.cluster.cluster_settings import ClusterSettings, write_settings
 from infra.cluster.disk_speed import DiskSpeed
 from infra.cluster.gpus import Gpu, query_gpus
@@ -23,7 +33,7 @@ from infra.cluster.node_jobs import NodeJobs, failure_sentence
 from infra.cluster.probe_node import NodeReport, ProbeRequest, SharedFiles
 from infra.cluster.trial_job import TrialResult, expected_value
 from infra.home import Home
-from infra.jobs.launchers import JobFailedError, JobHandle, JobStatus
+from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobStatus
 from infra.machine.doctor import Check
 from infra.machine.network import Network, RdmaPort, rdma_ports, write_network
 from tests.support.cluster import slurm
@@ -91,6 +101,7 @@ def test_a_cluster_in_order_passes(item):
         ("rdma", {"rdma": (replace(PORT, state="INIT"),)}, "node2: mlx5_0 is INIT (LinkUp)"),
         ("rdma", {"rdma": (PORT, replace(PORT, device="mlx5_1"))}, "node1: there is no mlx5_1"),
         ("nvme", {"disk": DiskSpeed(7e9, 9e9)}, "node2 writes 7.00 and reads 9.00 GB/s"),
+        ("nvme", {"disk": DiskSpeed(problem="fio did not end in 100 s")}, "node2: fio did not end in 100 s"),
         ("nvme", {"nvme_problem": "node2 has no /nvme: make it"}, "node2 has no /nvme: make it"),
         ("shared_storage", {"shared": replace(FILES, lock_problem="node2 got a lock")}, "node2 got a lock"),
         ("checkpoint_dir", {"shared": replace(FILES, problem="node2 cannot write")}, "node2 cannot write"),
@@ -117,7 +128,7 @@ def test_what_is_not_there_is_skipped_with_the_reason():
     down = replace(REPORT, rdma=(replace(PORT, state="DOWN"),))
     without = replace(cluster(network=Network("tcp", ("eth0",), (), ())), reports=(down, down))
     assert JUDGES["rdma"](without).measured == "no node has an active RDMA card"
-    no_fio = cluster(replace(REPORT, disk=DiskSpeed(problem="fio is not installed")))
+    no_fio = cluster(replace(REPORT, disk=DiskSpeed(problem=disk_speed.NO_FIO)))
     assert (JUDGES["nvme"](no_fio).state, has_passed([JUDGES["nvme"](no_fio)])) == ("skipped", True)
     roce = cluster(network=replace(NETWORK, profile="roce"))
     assert "asked for 12.1 and 2.21" in JUDGES["versions"](roce).measured
@@ -204,6 +215,51 @@ def test_gpus_are_read_from_nvidia_smi_also_of_old_drivers(program):
     assert gpus.parse_gpu("0, A, 470.1, [N/A], [N/A], [N/A], [N/A]").max_clock_mhz == 0
 
 
+LOST = "Unable to determine the device handle for GPU0000:5D:00.0: GPU is lost"
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (f"echo '{H100.format(0, 0)}'; echo '{LOST}'; exit 15", f"nvidia-smi: {LOST}"),
+        ("exit 9", "nvidia-smi: exit code 9"),
+        ("exec sleep 60", "nvidia-smi did not answer in 0.2 s: look for Xid in `dmesg`"),
+        ("echo '3, NVIDIA H100, [Unknown Error], 1, 1, 1, 0x0'", "a GPU: 3, NVIDIA H100, [Unknown Error], 1"),
+        ("echo '3, NVIDIA H100, 535.1, [GPU is lost], 1, 1, 0x0'", "a GPU: 3, NVIDIA H100, 535.1, [GPU is lost]"),
+        ("echo 'WARNING: infoROM is corrupted at gpu 3B'", "WARNING: infoROM is corrupted at gpu 3B"),
+    ],
+)
+def test_a_sick_gpu_is_a_problem_of_its_node_in_the_words_of_nvidia_smi(tmp_path, program, monkeypatch, script, why):
+    monkeypatch.setattr(gpus, "SECONDS", 0.2 if "sleep" in script else gpus.SECONDS)
+    program("nvidia-smi", script)
+    report = probe_node.probe_node(ProbeRequest(num_nodes=1, ranks_per_node=1), tmp_path, 0)
+    assert why in report.gpu_problem and report.gpus == ()
+    judged = JUDGES["gpus"](cluster(report))
+    assert judged.state == "failed" and f"node2: {report.gpu_problem}" in judged.measured
+
+
+def test_a_node_that_fails_is_named_and_hides_no_other(home, monkeypatch):
+    """Whatever it raises. The other node's report is judged, and the logs of the job stay."""
+    jobs = NodeJobs(home, ClusterSettings())
+
+    def run(job: Job) -> None:
+        for rank, name in enumerate(("node1", "node2")):
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("GLM46_NODE_NAME", name)
+            looks = {"node1": lambda *given: REPORT, "node2": lambda *given: given[0].no_such_field}
+            monkeypatch.setattr(probe_node, "probe_node", looks[name])
+            monkeypatch.setattr(sys, "argv", ["probe_node", str(home.work_root / job.key)])
+            assert probe_node.main() == 0
+
+    monkeypatch.setattr(jobs, "_run", run)
+    seen = look_at_cluster(home, ClusterSettings(num_nodes=2), jobs, 0, interfaces=())
+    assert seen.reports == (REPORT,)
+    assert seen.unreached.startswith("node2: AttributeError: 'ProbeRequest' object has no attribute 'no_such_field'")
+    assert _nodes(seen).state == "failed"
+    (work_dir,) = home.work_root.iterdir()
+    assert str(work_dir) in seen.unreached
+
+
 def test_rdma_ports_are_read_from_the_files_that_ibstat_reads(tmp_path):
     for device, state, physical, layer in [
         ("mlx5_0", "4: ACTIVE", "5: LinkUp", "InfiniBand"),
@@ -231,6 +287,14 @@ def test_a_disk_is_measured_by_fio_which_leaves_nothing(tmp_path, program, monke
         assert not list(directory.iterdir())
     program("fio", "echo 'fio: destination does not support O_DIRECT' >&2; exit 1")
     assert "does not support O_DIRECT" in disk_speed.measure_disk(directory).problem
+    for script, why in [
+        ("exit 1", "fio: no reason given"),
+        ("exit 0", "fio printed no measurement: "),
+        ("exec sleep 100", "fio did not end in 5 s, of which 1 s were to measure"),
+    ]:
+        program("fio", script)
+        monkeypatch.setattr(disk_speed, "PATIENCE_SECONDS", 1)
+        assert disk_speed.measure_disk(directory, seconds=1).problem.startswith(why)
 
 
 @pytest.mark.parametrize("route", ["lo", None])
