@@ -41,23 +41,29 @@ ADDED = {
     "NCCL_ALGO",
     "NCCL_CROSS_NIC",
     "NCCL_DEBUG",
+    "NCCL_DEBUG_SUBSYS",
     "NCCL_IB_ADAPTIVE_ROUTING",
     "NCCL_IB_GID_INDEX",
+    "NCCL_IB_PCI_RELAXED_ORDERING",
     "NCCL_IB_QPS_PER_CONNECTION",
     "NCCL_IB_RETRY_CNT",
     "NCCL_IB_SL",
     "NCCL_IB_SPLIT_DATA_ON_QPS",
     "NCCL_IB_TC",
     "NCCL_IB_TIMEOUT",
+    "NCCL_NET_GDR_LEVEL",
+    "NCCL_NET_PLUGIN",
     "NCCL_NSOCKS_PERTHREAD",
+    "NCCL_NVLS_ENABLE",
     "NCCL_P2P_DISABLE",
     "NCCL_P2P_LEVEL",
     "NCCL_PROTO",
     "NCCL_SHM_DISABLE",
     "NCCL_SOCKET_NTHREADS",
+    "NCCL_TOPO_FILE",
     "PYTORCH_ALLOC_CONF",
 }
-"""Variables that a user may add to a profile: they depend on switches and cards, which no file here knows."""
+"""Variables that a user may add to a profile: they depend on switches, cards and clouds, which no file here knows."""
 
 
 @dataclass(frozen=True)

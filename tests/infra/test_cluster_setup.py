@@ -119,6 +119,9 @@ def test_each_profile_says_what_nccl_and_gloo_use():
 
 def test_variables_without_effect_are_refused_with_the_reason():
     assert checked_additions(["NCCL_IB_TC=160"]) == (("NCCL_IB_TC", "160"),)
+    clouds = ["NCCL_TOPO_FILE=/opt/ndv4-topo.xml", "NCCL_NET_PLUGIN=ofi", "NCCL_IB_PCI_RELAXED_ORDERING=1"]
+    tuning = ["NCCL_NET_GDR_LEVEL=SYS", "NCCL_NVLS_ENABLE=0", "NCCL_DEBUG_SUBSYS=INIT,NET"]
+    assert [f"{name}={value}" for name, value in checked_additions(clouds + tuning)] == clouds + tuning
     for text, why in [
         ("NCCL_TIMEOUT=3600000", "neither NCCL nor PyTorch reads it"),
         ("NCCL_TREE_THRESHOLD=0", "NCCL 2.5 removed it"),
