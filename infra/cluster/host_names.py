@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 
 from infra.jobs.scheduled_jobs import ask, last_line
@@ -10,18 +12,16 @@ MAX_HOSTS = 100_000
 
 
 def expand_hosts(text: str) -> list[str]:
-    """`node[001-003,7],login` as names; numbers keep their width. Raises ValueError where it cannot be read."""
+    """`rack[1-2]node[001-003,7],login` as names; numbers keep their width. Raises ValueError for what is no name."""
     names: list[str] = []
-    for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\][^,\[\]]*)?|\S", text):
-        matched = re.fullmatch(r"([\w.@-]*)(?:\[([\d,-]+)\]([\w.-]*))?", part.strip())
-        if part == ",":
-            continue
-        if matched is None or not (matched[1] or matched[2]):
+    for part in re.split(r",(?![^\[]*\])", text):
+        words = re.split(r"\[([\d,-]+)\]", part.strip())  # names and ranges in turn, as the group is kept
+        if any(not re.fullmatch(r"[\w.@-]*", word) for word in words[::2]):
             raise ValueError(f"--hosts {text}: {part.strip()!r} is no name; write for example node[001-128],login")
-        if matched[2] is None:
-            names.append(matched[1])
-        else:
-            names += [f"{matched[1]}{number}{matched[3]}" for number in _numbers(matched[2], text)]
+        choices = [_numbers(word, text) if place % 2 else [word] for place, word in enumerate(words)]
+        if math.prod(map(len, choices)) > MAX_HOSTS:
+            raise ValueError(f"--hosts {text}: {part.strip()} are more than {MAX_HOSTS} hosts")
+        names += filter(None, map("".join, itertools.product(*choices)))
     return names
 
 

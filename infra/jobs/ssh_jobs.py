@@ -152,7 +152,11 @@ def read_hostfile(path: Path) -> list[Host]:
         text = line.partition("#")[0].strip()
         if not text:
             continue
-        matched = re.fullmatch(r"([^\s-]\S*)(?:\s+slots=([1-9]\d*))?", text)
+        if mpich := re.fullmatch(r"([^\s:]+):(\d+)", text):
+            raise ValueError(
+                f"hostfile {path}, line {number}: write `{mpich[1]} slots={mpich[2]}`, or `ssh://{text}` for a port"
+            )
+        matched = re.fullmatch(r"([^\s-]\S*)(?:\s+slots=([1-9]\d*))?(?:\s+max[_-]slots=\d+)?", text)
         if matched is None:
             raise ValueError(f"hostfile {path}, line {number}: {text!r} is not `HOST` or `HOST slots=N`")
         hosts.append(Host(matched[1], int(matched[2]) if matched[2] else None))

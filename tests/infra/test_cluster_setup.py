@@ -42,7 +42,9 @@ def test_hosts_are_written_short():
     assert expand_hosts("node[001-003,7],login") == ["node001", "node002", "node003", "node7", "login"]
     assert expand_hosts("a,b.example.org") == ["a", "b.example.org"]
     assert expand_hosts("r[1-2]-gpu") == ["r1-gpu", "r2-gpu"]
-    for text in ("node[3-1]", "node[a]", "node[1-2", "a b", "node[1-900000]"):
+    as_sinfo_prints = expand_hosts("rack[1-2]node[01-02,7], login")
+    assert as_sinfo_prints == [*(f"rack{rack}node{node}" for rack in "12" for node in ("01", "02", "7")), "login"]
+    for text in ("node[3-1]", "node[a]", "node[1-2", "node[1,2", "a b", "node[1-900000]", "r[1-999]n[1-999]", "[]"):
         with pytest.raises(ValueError, match="--hosts"):
             expand_hosts(text)
 

@@ -60,8 +60,11 @@ def test_a_hostfile_has_a_host_per_line_and_says_which_line_is_none(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("# nodes\nalpha slots=8\n\nuser@beta  # no limit\nssh://gamma:2222\n")
     assert read_hostfile(path) == [Host("alpha", 8), Host("user@beta", None), Host("ssh://gamma:2222", None)]
+    path.write_text("alpha slots=8 max_slots=8  # as OpenMPI writes it\nbeta max-slots=4\nfe80::1\n")
+    assert read_hostfile(path) == [Host("alpha", 8), Host("beta", None), Host("fe80::1", None)]
     for text, why in [
         ("alpha slots=8\nbeta slots=none\n", "line 2: 'beta slots=none' is not"),
+        ("alpha:8\n", "line 1: write `alpha slots=8`, or `ssh://alpha:8` for a port"),
         ("-oProxyCommand=x\n", "line 1"),
         ("alpha\nbeta\nalpha\n", "names alpha twice"),
     ]:
