@@ -8,9 +8,12 @@ from pathlib import Path
 from tasks.monitoring.metric_table import Figures
 
 LINE = re.compile(
-    r"^\s*(?P<size>\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+(?P<time>[\d.]+)\s+(?P<algbw>[\d.]+)\s+(?P<busbw>[\d.]+)\s", re.M
+    r"^(?:\[[^\]]*\d,\d+\]<stdout>:|\s*\d+:)?"
+    r"\s*(?P<size>\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+(?P<time>[\d.]+)\s+(?P<algbw>[\d.]+)\s+(?P<busbw>[\d.]+)\s",
+    re.M,
 )
-"""size count type redop root, then time in microseconds, algbw and busbw in GB/s, out of place."""
+"""The rank that `mpirun --tag-output` or `srun --label` puts first, then size count type redop root, time in
+microseconds, algbw and busbw in GB/s, out of place."""
 MICROSECONDS_PER_MS = 1000.0
 
 

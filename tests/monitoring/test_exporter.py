@@ -203,10 +203,17 @@ def test_nccl_figures_are_those_of_a_saved_test_and_absent_without(watched):
     directory.mkdir()
     (directory / "rack-1.txt").write_text(NCCL_OUTPUT)
     (directory / "rack-2.txt").write_text("mpirun was unable to find the executable")
+    for name, rank in (
+        ("tag-output", "[1,0]<stdout>:"),
+        ("openmpi-5", "[prterun-n1-7@1,0]<stdout>: "),
+        ("label", " 0: "),
+    ):
+        (directory / f"{name}.txt").write_text("".join(rank + line for line in NCCL_OUTPUT.splitlines(keepends=True)))
     shown = watched.look()
-    labels = ("rack-1", "8589934592")
-    assert shown["nccl_allreduce_time_ms"] == {labels: 41.9501}
-    assert shown["nccl_bandwidth_gbps"] == {labels: 204.77} and shown["nccl_busbw_gbps"] == {labels: 358.34}
+    labels = [(name, "8589934592") for name in ("rack-1", "tag-output", "openmpi-5", "label")]
+    assert shown["nccl_allreduce_time_ms"] == dict.fromkeys(labels, 41.9501)
+    assert shown["nccl_bandwidth_gbps"] == dict.fromkeys(labels, 204.77)
+    assert shown["nccl_busbw_gbps"] == dict.fromkeys(labels, 358.34)
     assert [file for (file,) in shown["exporter_unreadable_file"]] == [str(directory / "rack-2.txt")]
     shutil.rmtree(directory)
 
