@@ -17,7 +17,8 @@ FIGURE = ("scale", "phase", "figure")
 
 @dataclass(frozen=True)
 class Described:
-    """A metric. Counters have names that end in _total; they begin again where a resumed phase goes back."""
+    """A metric. Counters have names that end in _total. Those of steps begin again where a resumed phase goes back; the
+    wait for data counts all starts."""
 
     kind: Literal["gauge", "counter"]
     labels: tuple[str, ...]
@@ -30,6 +31,9 @@ METRICS = {
     "training_learning_rate": Described("gauge", PHASE, "learning rate of the last logged step"),
     "training_tokens_per_second": Described("gauge", PHASE, "tokens per second of all ranks, without pauses"),
     "training_steps_total": Described("counter", PHASE, "optimizer steps"),
+    "training_step_duration_seconds": Described(
+        "gauge", PHASE, "seconds of a step, mean of those that the last line logged, without pauses"
+    ),
     "training_tokens_total": Described("counter", PHASE, "tokens of the course"),
     "expert_balance_cv": Described("gauge", LAYER, "coefficient of variation of the experts' loads"),
     "training_expert_load": Described("gauge", LAYER, "load of the fullest expert, as a multiple of the mean"),
@@ -38,7 +42,7 @@ METRICS = {
     "training_mfu": Described("gauge", PHASE, "share of the ranks' stated peak FLOP/s"),
     "training_memory_bytes": Described("gauge", PHASE, "peak memory of rank 0: the GPU's, else resident"),
     "training_data_wait_seconds_total": Described(
-        "counter", PHASE, "seconds in which rank 0 waited for data or sampled it"
+        "counter", PHASE, "seconds in which rank 0 waited for data, over all starts; sampling of answers is work"
     ),
     "training_optimizer_seconds_total": Described("counter", PHASE, "seconds in the optimizer's update"),
     "training_pause_seconds_total": Described("counter", PHASE, "seconds in measurements and checkpoints"),
@@ -63,6 +67,12 @@ METRICS = {
     ),
     "training_rollout_tokens_per_second": Described("gauge", PHASE, "tokens sampled per second of sampling"),
     "training_running": Described("gauge", PHASE, "1 while the job of the phase runs, else 0"),
+    "training_progress_timestamp_seconds": Described(
+        "gauge", PHASE, "when rank 0 last began, took a step or ended a pause"
+    ),
+    "training_samples_answers": Described(
+        "gauge", PHASE, "1 where the phase trains on answers it samples itself, else 0"
+    ),
     "training_checkpoint_step": Described("gauge", PHASE, "step of the newest verified checkpoint, 0 before it"),
     "training_checkpoint_timestamp_seconds": Described("gauge", PHASE, "when that checkpoint was committed"),
     "training_save_interval_steps": Described("gauge", PHASE, "steps between two checkpoints, as configured"),

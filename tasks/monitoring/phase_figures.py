@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.files import s3_objects
+from configs.files import progress_file, s3_objects
 from configs.files.stored_files import StoredFile
 from infra.home import Home
 from infra.jobs.launchers import SUBMISSION_FILE, JobState, job_keys
@@ -20,7 +20,7 @@ from tasks.monitoring.stage_figures import RUN_DIGITS
 from tasks.monitoring.stage_runs import StageRun
 from tasks.monitoring.step_lines import FollowedLines, add_spikes, add_steps, add_time
 from tasks.training.state.checkpoints import LATEST, latest_step
-from tasks.training.state.job import JOB_FILE, METRICS_FILE
+from tasks.training.state.job import JOB_FILE, METRICS_FILE, ROLLOUTS_FILE
 from tasks.training.state.spikes import SPIKES_FILE
 from tasks.training.watch.effective_time import TIME_FILE
 
@@ -67,6 +67,8 @@ class JobFigures:
         recipe, resources = job["recipe"], job["resources"]
         phase = (scale, recipe["phase"], key[:RUN_DIGITS])
         figures.add("training_running", state == "running", *phase)
+        figures.add("training_progress_timestamp_seconds", _last_progress(work_dir), *phase)
+        figures.add("training_samples_answers", (work_dir / ROLLOUTS_FILE).exists(), *phase)
         figures.add("training_save_interval_steps", resources["save_interval_steps"], *phase)
         figures.add("training_checkpoint_step", latest_step(work_dir), *phase)
         latest = work_dir / "checkpoints" / LATEST
@@ -92,6 +94,14 @@ def _queue_seconds(work_dir: Path, state: JobState) -> float:
     job = read_job_file(work_dir)
     started = time.time() if state == "queued" or job is None else job.started_at
     return max(0.0, started - submitted)
+
+
+def _last_progress(work_dir: Path) -> float:
+    """When the newest start began, or rank 0 wrote after it: metrics.jsonl when it is ready and at logged steps,
+    progress.json at steps, time.json after pauses."""
+    job = read_job_file(work_dir)
+    paths = [work_dir / name for name in (METRICS_FILE, progress_file.NAME, TIME_FILE)]
+    return max([0.0 if job is None else job.started_at, *(path.stat().st_mtime for path in paths if path.exists())])
 
 
 class CommittedPhases:

@@ -33,7 +33,6 @@ BY_LAYER = {
     "dead_experts_": "training_dead_experts",
 }
 SUMS = {
-    "data_wait_seconds": "training_data_wait_seconds_total",
     "optimizer_seconds": "training_optimizer_seconds_total",
     "pause_seconds": "training_pause_seconds_total",
     "skipped_steps": "training_skipped_steps_total",
@@ -114,6 +113,9 @@ def add_steps(figures: Figures, lines: FollowedLines, sequence_length: int, *pha
         figures.add(metric, lines.sums[name], *phase)
     figures.add("training_steps_total", latest["step"], *phase)
     figures.add("training_tokens_total", latest["tokens"], *phase)
+    if latest.get("tokens_per_second"):
+        seconds = latest["batch_tokens"] / latest["tokens_per_second"]
+        figures.add("training_step_duration_seconds", seconds, *phase)
     if latest.get("rollout_seconds"):
         num_answers = latest["batch_tokens"] / sequence_length
         sampled = latest["answer_tokens"] * num_answers
@@ -130,6 +132,7 @@ def add_time(figures: Figures, data: bytes, *phase: str) -> int:
         for part in ("productive", "paused", "waiting", "lost"):
             figures.add("training_seconds", getattr(measured, part), *phase, part)
         figures.add("training_effective_ratio", measured.share, *phase)
+        figures.add("training_data_wait_seconds_total", measured.data_wait, *phase)
     return 0
 
 

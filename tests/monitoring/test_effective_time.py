@@ -26,7 +26,8 @@ def parts(time) -> tuple[float, ...]:
 
 
 def test_an_undisturbed_phase_loses_nothing():
-    assert parts(measured(stretch(0, 10, 105, 205, wait=3, pause=7))) == pytest.approx((90, 7, 8, 0))
+    spent = measured(stretch(0, 10, 105, 205, wait=3, pause=7))
+    assert parts(spent) == pytest.approx((90, 7, 8, 0)) and spent.data_wait == 3
 
 
 def test_steps_that_were_taken_again_and_the_time_between_starts_are_lost():

@@ -4,6 +4,7 @@ one; damaged files; the dashboards."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 import urllib.parse
@@ -30,6 +31,7 @@ from tasks.monitoring.exporter import NCCL_TESTS_DIR, HomeCollector
 from tasks.training.state.job import METRICS_FILE, ROLLOUTS_FILE
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 from tasks.training.train_phase import train_phase
+from tasks.training.watch.effective_time import TIME_FILE
 from tests.support.evaluation_fakes import commit
 from tests.support.received_posts import receiving_posts
 from tests.support.reported_data import RECORDS, toy
@@ -169,7 +171,12 @@ def test_what_was_seen_while_it_trained_is_what_the_committed_phase_shows(watche
     assert shown["training_steps_total"][key] == NUM_STEPS
     lines = [json.loads(line) for line in artifact_lines(watched)]
     assert shown["training_loss"][key] == lines[-1]["loss"]
-    assert shown["training_data_wait_seconds_total"][key] == pytest.approx(sum(x["data_wait_seconds"] for x in lines))
+    duration = lines[-1]["batch_tokens"] / lines[-1]["tokens_per_second"]
+    assert shown["training_step_duration_seconds"][key] == pytest.approx(duration)
+    assert running[-1]["training_samples_answers"] == {key: 1.0}
+    (tuned,) = [seen for seen in shown["training_data_wait_seconds_total"] if seen[1] == "sft"]
+    waits = shown["training_data_wait_seconds_total"]
+    assert waits[key] == 0 < waits[tuned], "a policy samples its data, which is work"
     sampled = lines[-1]["answer_tokens"] * 16 / lines[-1]["rollout_seconds"]
     assert shown["training_rollout_tokens_per_second"][key] == pytest.approx(sampled)
     assert shown["training_entropy_estimate"][key] == lines[-1]["entropy_estimate"] > 0
@@ -232,6 +239,30 @@ def write_job(work_dir: Path, others: dict[str, str]) -> None:
         (work_dir / name).write_text(text)
     first_line = json.dumps({"step": 1, "tokens": 64, "loss": 2.0}) + "\n"
     (work_dir / METRICS_FILE).write_text(first_line + others.get(METRICS_FILE, ""))
+
+
+def test_a_resumed_phase_forgets_no_wait_and_shows_when_it_began_again(tmp_path):
+    """Its lines are cut back to the checkpoint; a counter that fell with them would be taken for a jump from 0."""
+    home = Home(tmp_path / "home")
+    work_dir, key = home.work_dir("0" * 64), ("", "sft", "0" * 12)
+    first = {"first_step": 0, "opened_at": 10.0, "last_step": 2, "seen_at": 90.0, "wait_seconds": 5.0}
+    line = json.dumps({"step": 2, "tokens": 128, "data_wait_seconds": 5.0}) + "\n"
+    write_job(work_dir, {METRICS_FILE: line, TIME_FILE: json.dumps({"submitted_at": 0.0, "stretches": [first]})})
+    for name, seconds in ((METRICS_FILE, 90), (TIME_FILE, 95)):
+        os.utime(work_dir / name, (seconds, seconds))
+    collector = HomeCollector(home, open_store(None, home))
+    shown = samples(collector)
+    assert shown["training_progress_timestamp_seconds"] == {key: 95.0}
+    assert shown["training_samples_answers"] == {key: 0.0}
+    second = {"first_step": 1, "opened_at": 110.0, "last_step": 1, "seen_at": 120.0, "wait_seconds": 1.0}
+    (work_dir / METRICS_FILE).write_text(json.dumps({"step": 1, "tokens": 64, "data_wait_seconds": 2.0}) + "\n")
+    (work_dir / TIME_FILE).write_text(json.dumps({"submitted_at": 0.0, "stretches": [first, second]}))
+    for name, seconds in ((METRICS_FILE, 110), (TIME_FILE, 105)):
+        os.utime(work_dir / name, (seconds, seconds))
+    again = samples(collector)
+    assert again["training_progress_timestamp_seconds"] == {key: 110.0}
+    waits = [seen["training_data_wait_seconds_total"][key] for seen in (shown, again)]
+    assert waits == [5.0, 6.0]
 
 
 def test_where_a_scheduler_does_not_answer_the_files_say_what_runs(tmp_path, monkeypatch):

@@ -43,6 +43,8 @@ class EffectiveTime:
     """Held-out measurements, and the part of checkpoints that training waits for."""
     waiting: float
     """In the queue and for the ranks' first start, and for data."""
+    data_wait: float
+    """Of the waiting what was for data, in all stretches."""
     lost: float
 
     @property
@@ -113,8 +115,8 @@ def effective_time(data: bytes) -> EffectiveTime | None:
     stretches = [Stretch(**each) for each in values["stretches"]]
     if not stretches:
         return None
-    productive = paused = lost = 0.0
-    waiting = max(0.0, stretches[0].opened_at - values["submitted_at"])
+    productive = paused = data_wait = lost = 0.0
+    started = max(0.0, stretches[0].opened_at - values["submitted_at"])
     for number, own in enumerate(stretches):
         later = stretches[number + 1 :]
         worked = max(0.0, own.seen_at - own.opened_at - own.pause_seconds - own.wait_seconds)
@@ -124,8 +126,8 @@ def effective_time(data: bytes) -> EffectiveTime | None:
         productive += share * worked
         lost += (1 - share) * worked
         paused += own.pause_seconds
-        waiting += own.wait_seconds
+        data_wait += own.wait_seconds
         if later:
             lost += max(0.0, later[0].opened_at - own.seen_at)
-    measured = EffectiveTime(productive, paused, waiting, lost)
+    measured = EffectiveTime(productive, paused, started + data_wait, data_wait, lost)
     return measured if measured.total > 0 else None
