@@ -166,7 +166,11 @@ POSSIBLE = {
 @pytest.mark.parametrize(
     ("wrong", "right", "message"),
     [
-        ({"num_ranks": 129}, {"num_ranks": 256}, r"num_ranks \(129\) is no multiple of .* \(8\).*: set it to 128"),
+        (
+            {"num_ranks": 129},
+            {"num_ranks": 256},
+            r"num_ranks \(129\) is no multiple of .* \(8\).* \(128\): set it to 128, a multiple of 128",
+        ),
         (
             {"pipeline_parallel": 93, "num_ranks": 93 * 64},
             {"pipeline_parallel": 92, "num_ranks": 92 * 64},
@@ -201,7 +205,7 @@ POSSIBLE = {
         (
             {"expert_parallel": 20},
             {"expert_parallel": 8},
-            r"expert_parallel \(20\) is carved out of the 32 ranks .* must be a multiple of 80",
+            r"num_ranks \(128\) is no multiple of expert x pipeline parallel \(80\): set it to 80,",
         ),
         (
             {"zero_stage": 3},
@@ -244,6 +248,17 @@ def test_a_topology_that_no_engine_trains_is_explained(wrong, right, message):
     assert impossible_topology(recipe, resources) == []
     assert re.search(message, "; ".join(impossible_topology(recipe, resources.model_copy(update=wrong))))
     assert impossible_topology(recipe, resources.model_copy(update=right)) == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_ranks": 30}, {"num_ranks": 300, "expert_parallel": 20}, {"ranks_per_node": 12}, {"num_ranks": 1}]
+)
+def test_the_number_of_ranks_that_a_refusal_names_is_right_at_once(wrong):
+    recipe, resources = recipe_of(PRETRAIN_355B), PRETRAIN_355B.phases[0].resources.model_copy(update=POSSIBLE | wrong)
+    (reason,) = impossible_topology(recipe, resources)
+    named = re.search(r"num_ranks \(\d+\) .* set it to (\d+), a multiple of \d+$", reason)
+    assert named is not None, reason
+    assert impossible_topology(recipe, resources.model_copy(update={"num_ranks": int(named[1])})) == []
 
 
 def test_smaller_worlds_are_those_that_the_rules_and_the_memory_allow():

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from configs.schema import ModelRecipe, PolicyObjective, TrainingRecipe, TrainingResources
@@ -31,7 +32,7 @@ def rows_at_once(recipe: TrainingRecipe, resources: TrainingResources) -> int:
 def impossible_topology(recipe: TrainingRecipe, resources: TrainingResources) -> list[str]:
     """Every reason why the phase cannot be trained on these ranks, with the values and the fix; empty where it can."""
     return [
-        *_world(resources),
+        *_world(recipe.model, resources),
         *_model(recipe.model, resources),
         *_experts(recipe.model, resources),
         *_scorer(recipe, resources),
@@ -40,18 +41,21 @@ def impossible_topology(recipe: TrainingRecipe, resources: TrainingResources) ->
     ]
 
 
-def _world(resources: TrainingResources) -> Iterator[str]:
-    one_copy = resources.tensor_parallel * resources.pipeline_parallel * resources.context_parallel
-    if resources.num_ranks % one_copy:
+def _world(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
+    """One reason for all that the number of ranks must divide by, so that one number mends it."""
+    pipeline, experts = resources.pipeline_parallel, resources.expert_parallel
+    divisors = {
+        "tensor x pipeline x context parallel": resources.tensor_parallel * pipeline * resources.context_parallel,
+        "ranks_per_node": resources.ranks_per_node,
+    }
+    if model.n_routed_experts % experts == 0:  # else expert_parallel is what has to change
+        divisors["expert x pipeline parallel"] = experts * pipeline
+    broken = [f"{name} ({number})" for name, number in divisors.items() if resources.num_ranks % number]
+    if broken:
+        multiple = math.lcm(*divisors.values())
         yield (
-            f"num_ranks ({resources.num_ranks}) is no multiple of tensor x pipeline x context parallel ({one_copy}), "
-            f"the ranks of one "
-            f"copy: set it to {max(1, resources.num_ranks // one_copy) * one_copy}"
-        )
-    if resources.num_ranks % resources.ranks_per_node:
-        yield (
-            f"num_ranks ({resources.num_ranks}) is no multiple of ranks_per_node ({resources.ranks_per_node}): every "
-            f"node of a job has as many ranks"
+            f"num_ranks ({resources.num_ranks}) is no multiple of {', nor of '.join(broken)}: set it to "
+            f"{max(1, resources.num_ranks // multiple) * multiple}, a multiple of {multiple}"
         )
 
 
@@ -93,18 +97,11 @@ def _heads(model: ModelRecipe, tensor: int, context: int) -> Iterator[str]:
 
 
 def _experts(model: ModelRecipe, resources: TrainingResources) -> Iterator[str]:
-    experts, stage_ranks = resources.expert_parallel, resources.num_ranks // resources.pipeline_parallel
+    experts = resources.expert_parallel
     if model.n_routed_experts % experts:
         yield (
             f"n_routed_experts ({model.n_routed_experts}) does not divide by expert_parallel ({experts}): "
             f"set it to one of {_divisors(model.n_routed_experts)}"
-        )
-    if stage_ranks % experts:
-        yield (
-            f"expert_parallel ({experts}) is carved out of the {stage_ranks} ranks of a pipeline stage (data x tensor "
-            f"x context parallel), "
-            f"no axis of its own, and must divide them: num_ranks must be a multiple of "
-            f"{experts * resources.pipeline_parallel}"
         )
 
 
