@@ -68,7 +68,8 @@ def _time(phases: Sequence[PlannedPhase], alike: Sequence[TrackedRun]) -> str:
     how = "measured by runs in the store" if known == {"run"} else f"at a speed that is {' or '.join(sorted(known))}"
     how = how.replace("or run", "or measured by runs in the store")
     spent = _long(sum(phase.hours for phase in phases) * 60)
-    return f"{spent} of training on {tokens:,} tokens, {how}; data, evaluation and release come on top"
+    beside = "sampling of answers, data" if any(phase.not_counted for phase in phases) else "data"
+    return f"{spent} of training on {tokens:,} tokens, {how}; {beside}, evaluation and release come on top"
 
 
 def _long(minutes: float) -> str:

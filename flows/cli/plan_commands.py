@@ -31,7 +31,8 @@ def plan(
     compare: Annotated[
         bool,
         typer.Option(
-            "--compare", help=f"scales side by side, beside the official weights; without names {', '.join(COMPARED)}"
+            "--compare",
+            help=f"scales side by side, and official weights where there are; without names {', '.join(COMPARED)}",
         ),
     ] = False,
     machine: Annotated[
@@ -50,7 +51,7 @@ def plan(
     """
     with usage_errors():
         from configs.load import load_prices, load_scale
-        from tasks.training.plan.compare_plans import compare_plans, largest_scale
+        from tasks.training.plan.compare_plans import compare_plans, largest_published
         from tasks.training.plan.machine import MACHINES
         from tasks.training.plan.plan_training import plan_training
 
@@ -66,7 +67,9 @@ def plan(
         ]
         shown = plans[0]
         if compare:
-            shown = compare_plans(plans, _official_servers(largest_scale(chosen), machine, known))
+            published = largest_published(chosen)
+            servers = () if published is None else _official_servers(published, machine, known)
+            shown = compare_plans(plans, servers)
         print(shown.model_dump_json() if as_json else shown.describe())
     if not all(each.is_possible for each in plans):
         raise typer.Exit(EXIT_USAGE)

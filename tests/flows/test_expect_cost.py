@@ -37,7 +37,8 @@ def test_without_a_run_the_plan_says_how_long_and_how_it_knows():
     plan = plan_training(load_scale("tiny"))
     minutes = sum(phase.hours for phase in plan.phases[:2]) * 60
     line = expected_cost(plan, plan.phases[:2], [])
-    assert f"expect {minutes:,.1f} minutes of training on 524,288 tokens, at a speed that is assumed; " in line
+    assert f"expect {minutes:,.1f} minutes of training on 524,288 tokens, at a speed that is assumed; data, " in line
+    assert "; sampling of answers, data, evaluation" in expected_cost(plan, plan.phases, [])
     measured = [phase.model_copy(update={"known_by": "run abc"}) for phase in plan.phases]
     assert "measured by runs in the store; " in expected_cost(plan, measured, [])
     assert "assumed or measured by runs in the store" in expected_cost(plan, [*measured[:1], *plan.phases[1:]], [])

@@ -19,6 +19,7 @@ from model.architecture.grouped_linear import grouped_linear
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import to_checkpoint_tensors
 from tasks.training.plan.answer_batches import answer_cache_bytes, answers_at_once
+from tasks.training.plan.compare_plans import compare_plans
 from tasks.training.plan.launch_rules import unavailable_training
 from tasks.training.plan.measured import MeasuredPhase
 from tasks.training.plan.plan_training import plan_training
@@ -602,6 +603,23 @@ def test_the_plan_says_what_changes_in_which_phase():
             batches = [step.num_rows * recipe.sequence_length for step in walked(recipe)][:-1]
             assert ("batch grows" in phase.schedule) == (len({batch // 1024 for batch in batches}) > 1)
             assert phase.schedule in plan.describe()
+
+
+def test_a_plan_says_that_its_hours_leave_out_what_samples_answers():
+    """Only a run measures sampling; no plan counts the GPUs of a server."""
+    sampling, before = (f"hours and cost leave out {what}" for what in ("the sampling of answers", "the answers that"))
+    tiny = load_scale("tiny")
+    policy = MeasuredPhase("a" * 64, recipe_of(tiny, -1).model_dump(mode="json"), 1, 1000, 2.0, 250, 256, 1, 1.0)
+    measured = plan_training(tiny, measured=[policy]).phases[-1]
+    assert measured.known_by.startswith("run") and measured.not_counted == ()
+    assert plan_training(tiny).phases[-1].not_counted == (sampling,)
+    full = plan_training(FULL)
+    for phase, section in zip(full.phases, FULL.phases, strict=True):
+        said, recipe = " ".join(phase.not_counted), section.recipe
+        assert (sampling in said, before in said) == (recipe.samples_answers, recipe.asks_models), phase.name
+        assert ("server that samples answers (http://rollouts:30000)" in said) == bool(said)
+    assert f"  rl_reasoning, rl_agentic, rl_alignment: {sampling}" in full.describe().splitlines()
+    assert compare_plans([full]).scales[0].without_sampling == 4
 
 
 def test_a_measurement_tells_hours_and_memory_of_its_kind_of_phase_and_of_no_other():

@@ -10,6 +10,8 @@ from tasks.training.plan.planned import Plan
 from tasks.training.plan.planned_needs import amount, size, table
 
 OFFICIAL = "official weights"
+PUBLISHED = {356_785_898_816: "GLM-4.5 and GLM-4.6", 109_227_310_848: "GLM-4.5-Air"}
+"""Models whose weights are public under the MIT licence, by their number of parameters."""
 
 
 class ComparedScale(BaseModel):
@@ -20,7 +22,7 @@ class ComparedScale(BaseModel):
     num_tokens: int
     most_ranks: int
     hours: float
-    """Wall time of all phases, with what is lost to failures and saves."""
+    """Wall time of all phases that an engine can train, with what is lost to failures and saves."""
     rank_hours: float
     cost: float
     """Of the ranks."""
@@ -31,6 +33,8 @@ class ComparedScale(BaseModel):
     """Of the last phase that leaves a language model; where all are reward models, of the last."""
     does_not_run: int
     """Phases that no engine can train or that have no code yet."""
+    without_sampling: int
+    """Phases whose hours or cost leave out sampling of answers (`not_counted` of the plan)."""
 
     @property
     def total(self) -> float:
@@ -58,11 +62,13 @@ class OfficialServer(BaseModel):
 
 
 class ComparedPlans(BaseModel):
-    """Scales in the order asked for, then the official weights of the largest model among them."""
+    """Scales in the order asked for, then the official weights of the largest published model among them."""
 
     machine: str
     currency: str
     scales: tuple[ComparedScale, ...]
+    official: str
+    """The published model; empty where none of these is published, and there is no column of it."""
     servers: tuple[OfficialServer, ...]
     """Of the official weights, one per published format that fits."""
 
@@ -82,32 +88,45 @@ class ComparedPlans(BaseModel):
             (f"total, {self.currency}", *(amount(each.total) for each in self.scales)),
             ("weights", *(size(each.weights_bytes) for each in self.scales)),
             ("phases that do not run", *(str(each.does_not_run) for each in self.scales)),
+            ("phases, sampling not counted", *(str(each.without_sampling) for each in self.scales)),
         ]
+        published = f"{OFFICIAL}: {self.official}, public under the MIT licence; their column has no training"
+        if not self.official:
+            published = f"no {OFFICIAL}: none of these models is published"
         return "\n".join(
             [
                 *table(rows),
                 "",
-                f"  hours are derived for {self.machine}; {OFFICIAL}: GLM-4.6 is public under the MIT licence, and "
-                "its column has no training",
+                f"  hours are derived for {self.machine}; {published}",
                 *(f"  {OFFICIAL} {each.describe(self.currency)}" for each in self.servers),
             ]
         )
 
 
-def largest_scale(scales: list[Scale]) -> Scale:
-    """The one whose official weights are compared with; the first of equals."""
-    return max(scales, key=lambda each: count_parameters(each.model.recipe).total)
+def largest_published(scales: list[Scale]) -> Scale | None:
+    """The one whose official weights are compared with, the first of equals; None where no model is published."""
+    sizes = [count_parameters(each.model.recipe).total for each in scales]
+    published = [number for number, size in enumerate(sizes) if size in PUBLISHED]
+    return scales[max(published, key=lambda number: sizes[number])] if published else None
 
 
 def compare_plans(plans: list[Plan], servers: tuple[OfficialServer, ...] = ()) -> ComparedPlans:
-    """At least one plan; all of one machine and one list of prices. `servers`: of the largest model's weights."""
+    """At least one plan; all of one machine and one list of prices. `servers`: of the largest published weights."""
     columns = [_column(plan) for plan in plans]
-    largest = max(columns, key=lambda each: each.parameters)
-    counts = {"num_tokens": 0, "most_ranks": 0, "hours": 0.0, "rank_hours": 0.0, "does_not_run": 0}
-    nothing = {**counts, "cost": 0.0, "kilowatt_hours": 0.0, "data": 0.0, "personnel": 0.0}
-    official = largest.model_copy(update={"name": OFFICIAL, **nothing})
+    published = [column for column in columns if column.parameters in PUBLISHED]
+    official = ""
+    if published:
+        largest = max(published, key=lambda each: each.parameters)
+        counts = dict.fromkeys(("num_tokens", "most_ranks", "does_not_run", "without_sampling"), 0)
+        amounts = dict.fromkeys(("hours", "rank_hours", "cost", "kilowatt_hours", "data", "personnel"), 0.0)
+        columns.append(largest.model_copy(update={"name": OFFICIAL, **counts, **amounts}))
+        official = PUBLISHED[largest.parameters]
     return ComparedPlans(
-        machine=plans[0].machine, currency=plans[0].cost.currency, scales=(*columns, official), servers=servers
+        machine=plans[0].machine,
+        currency=plans[0].cost.currency,
+        scales=tuple(columns),
+        official=official,
+        servers=servers,
     )
 
 
@@ -126,4 +145,5 @@ def _column(plan: Plan) -> ComparedScale:
         personnel=plan.cost.personnel,
         weights_bytes=released.needs.weights_bytes,
         does_not_run=sum(bool(phase.impossible or phase.not_available) for phase in plan.phases),
+        without_sampling=sum(bool(phase.not_counted) for phase in plan.phases),
     )

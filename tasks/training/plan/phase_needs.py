@@ -44,9 +44,11 @@ def phase_needs(
     prices: Prices,
     machine: Machine,
 ) -> PlannedNeeds:
-    """Of a phase that takes these hours without failures and saves; `step` where it was derived for accelerators."""
+    """Of a phase that takes these hours without failures and saves, 0 where it is impossible; `step` where it was
+    derived for accelerators."""
     steps = summarize_steps(recipe)
     seconds_per_step = hours * 3600 / steps.num_steps
+    phases_per_second = 1 / (hours * 3600) if hours else 0.0
     state = _state_bytes_with_critic(recipe)
     num_weights = count_parameters(recipe.model).total - unembedding_saved(recipe.model) * recipe.is_scored
     weights = (BFLOAT16_BYTES if recipe.dtype == "bfloat16" else FLOAT32_BYTES) * num_weights
@@ -70,9 +72,12 @@ def phase_needs(
         weights_bytes=weights,
         state_bytes=state,
         disk_bytes=(resources.num_kept_checkpoints + 1) * state + weights,
-        save_bytes_per_second=state / (seconds_per_step * min(resources.save_interval_steps, steps.num_steps)),
+        save_bytes_per_second=state
+        * phases_per_second
+        * steps.num_steps
+        / min(resources.save_interval_steps, steps.num_steps),
         data_bytes=data_bytes,
-        data_bytes_per_second=data_bytes / (hours * 3600),
+        data_bytes_per_second=data_bytes * phases_per_second,
         sent_bytes_per_second={} if step is None else _sent(step),
         smallest_world=0,
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from configs.load import load_prices, load_suite
+from configs.schema import PolicyObjective, SolutionObjective
 from model.architecture.counts import count_parameters, kv_cache_bytes_per_token
 from tasks.data.readers.source_bytes import HUGGING_FACE
 from tasks.data.sources.remote_sources import dataset_and_file
@@ -157,7 +158,7 @@ def _plan_phase(
         zero_stage=resources.zero_stage,
         mfu=speed.mfu,
         hours=speed.hours,
-        tokens_per_second=recipe.num_tokens / (speed.hours * 3600),
+        tokens_per_second=recipe.num_tokens / (speed.hours * 3600) if speed.hours else 0.0,
         known_by=speed.known_by,
         measured_memory=0 if speed.run is None else speed.run.memory_bytes,
         needs=needs,
@@ -166,6 +167,7 @@ def _plan_phase(
         rank_memory=memory,
         impossible=impossible,
         not_available=tuple(unavailable_training(recipe, resources)),
+        not_counted=tuple(_not_counted(phase, speed)),
         warnings=_warnings(scale, phase, memory, speed),
     )
 
@@ -182,6 +184,8 @@ class _Speed:
 
     @property
     def known_by(self) -> str:
+        if not self.hours:
+            return ""
         if self.run is not None:
             return f"run {self.run.key[:KEY_DIGITS]}"
         return "assumed" if self.step is None else "derived"
@@ -194,14 +198,15 @@ def _speed(
     machine: Machine,
     measured: Sequence[MeasuredPhase],
 ) -> _Speed:
-    is_derived = resources.device == "cuda" and not impossible_topology(recipe, resources)
-    step = step_time(recipe, resources, attended, machine) if is_derived else None
+    flops = phase_flops_per_token(recipe, attended, recipe.adapter.kind != "none") * recipe.num_tokens
+    if impossible_topology(recipe, resources):
+        return _Speed(flops, mfu=0.0, hours=0.0, step=None, run=None)
+    step = step_time(recipe, resources, attended, machine) if resources.device == "cuda" else None
     run = nearest(measured, recipe, resources) if resources.launcher == "local" else None
     peak = resources.num_ranks * resources.peak_flops_per_second
     mfu = CPU_MFU if step is None else step.mfu
     seconds_per = 1 / (peak * mfu) if run is None else seconds_per_flop(run, recipe)
     mfu = mfu if run is None else flops_per_second(run, recipe) / peak
-    flops = phase_flops_per_token(recipe, attended, recipe.adapter.kind != "none") * recipe.num_tokens
     return _Speed(flops, mfu, flops * seconds_per / 3600, step, run)
 
 
@@ -211,6 +216,17 @@ def attended_tokens(phase: PhaseSection) -> int:
     if recipe.packing == "stream" or recipe.samples_answers:
         return recipe.sequence_length
     return min(phase.resources.assumed_document_tokens, recipe.sequence_length)
+
+
+def _not_counted(phase: PhaseSection, speed: _Speed) -> Iterator[str]:
+    """Only a run measures sampling: how long answers are and how many are decoded at once is not known before."""
+    recipe, server = phase.recipe, phase.resources.rollout_server
+    if recipe.samples_answers and speed.run is None:
+        yield "hours and cost leave out the sampling of answers"
+    if recipe.asks_models:
+        yield "hours and cost leave out the answers that are sampled before the phase"
+    if isinstance(recipe.objective, PolicyObjective | SolutionObjective) and recipe.objective.rollouts != "in_process":
+        yield f"cost leaves out the GPUs of the server that samples answers ({server or 'not named'})"
 
 
 def _learning_rates(recipe: TrainingRecipe, steps: PhaseSteps) -> tuple[float, float, float]:
@@ -289,6 +305,9 @@ def _memory(recipe: TrainingRecipe, resources: TrainingResources) -> PlannedMemo
 
 
 def _warnings(scale: Scale, phase: PhaseSection, memory: PlannedMemory, speed: _Speed) -> tuple[str, ...]:
+    """Of an impossible phase only its memory: its number of copies is not the one that will run."""
+    if not speed.hours:
+        return tuple(_memory_warnings(memory))
     return (
         *_memory_warnings(memory),
         *_shard_warnings(scale.data.recipe.shards.multiple_of, phase.resources),

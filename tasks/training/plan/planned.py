@@ -124,15 +124,16 @@ class PlannedPhase(BaseModel):
     expert_parallel: int
     zero_stage: int
     mfu: float
-    """Share of the ranks' peak: measured, else derived for accelerators and assumed for CPUs."""
+    """Share of the ranks' peak: measured, else derived for accelerators and assumed for CPUs; 0 where no engine can
+    train the phase, as are hours and cost."""
     hours: float
     """At that share of the peak, or as long as a run measured for such tokens: with the sampling of answers and their
-    padding, measurements and saves."""
+    padding, measurements and saves; `not_counted` says what they leave out."""
     tokens_per_second: float
     """Of all ranks together, over these hours."""
     known_by: str
     """What share and hours follow from: `run KEY` of a phase that was trained on this kind of machine, `derived` or
-    `assumed`."""
+    `assumed`; empty where there are none."""
     measured_memory: int
     """Bytes that its rank 0 held at most, beside tensors also libraries; 0 where none was measured."""
     needs: PlannedNeeds
@@ -145,6 +146,8 @@ class PlannedPhase(BaseModel):
     """Why no engine can train it like this; empty where one can."""
     not_available: tuple[str, ...]
     """What this version of glm46 refuses; empty where it trains the phase."""
+    not_counted: tuple[str, ...]
+    """What hours and cost leave out of the sampling of answers, in words; empty where nothing is sampled."""
     warnings: tuple[str, ...]
 
     @property
@@ -153,6 +156,7 @@ class PlannedPhase(BaseModel):
         return [
             *(f"impossible, {reason}" for reason in self.impossible),
             *(f"does not run yet, {reason}" for reason in self.not_available),
+            *self.not_counted,
             *self.warnings,
         ]
 
@@ -177,6 +181,10 @@ class Plan(BaseModel):
         """Whether an engine can train every phase as it is configured."""
         return not any(phase.impossible for phase in self.phases)
 
+    def _without_hours(self) -> list[str]:
+        names = [phase.name for phase in self.phases if phase.impossible]
+        return [f"  no engine can train {', '.join(names)} as configured: no hours and no cost"] if names else []
+
     def describe(self) -> str:
         """The plan in lines for a terminal."""
         counts = self.parameters
@@ -196,15 +204,16 @@ class Plan(BaseModel):
             "",
             "  hours: measured by a run on this kind of machine, with sampling, padding, measurements and saves; else "
             "at the share `of peak`,",
-            f"  derived for {self.machine} or assumed for CPUs ({self.cpu_mfu:.0%}; docs/scale.md); attention sees "
-            "`attends` tokens: a row, or",
-            "  assumed_document_tokens where rows hold whole documents; memory of the fullest rank, its experts evenly "
-            "used; measured with libraries",
+            f"  derived for {self.machine} or assumed for CPUs ({self.cpu_mfu:.0%}; docs/scale.md), without sampling; "
+            "attention sees `attends` tokens:",
+            "  a row, or assumed_document_tokens where rows hold whole documents; memory of the fullest rank, its "
+            "experts evenly used; measured with libraries",
             "",
             *table([NEEDS_TITLES, *(needs_row(phase.name, phase.needs) for phase in self.phases)]),
             "",
             f"  cost         {self.cost.describe(self.scale)}",
             "  rank-hours include what is lost to failures and saves on accelerators; smallest world: by --search",
+            *self._without_hours(),
             f"  evaluation   {self.evaluation}",
             f"  release      {self.release}",
             "",
@@ -229,6 +238,12 @@ class Plan(BaseModel):
 def _row(phase: PlannedPhase) -> tuple[str, ...]:
     batches = [f"{size:,}" for size in (phase.first_batch_tokens, phase.max_batch_tokens)]
     rates = [f"{rate:.2g}" for rate in (phase.first_learning_rate, phase.peak_learning_rate, phase.last_learning_rate)]
+    speed = (
+        f"{phase.mfu:.1%}",
+        f"{phase.tokens_per_second:,.0f}",
+        f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
+        phase.known_by,
+    )
     objective = phase.objective if phase.adapter == "none" else f"{phase.objective} ({phase.adapter})"
     return (
         phase.name,
@@ -242,10 +257,7 @@ def _row(phase: PlannedPhase) -> tuple[str, ...]:
         " .. ".join(dict.fromkeys(rates)),
         f"{phase.training_flops:.3g}",
         f"{phase.num_ranks:,}",
-        f"{phase.mfu:.1%}",
-        f"{phase.tokens_per_second:,.0f}",
-        f"{phase.hours:,.1f}" if phase.hours >= 1 else f"{phase.hours:.3f}",
-        phase.known_by,
+        *(("-",) * 4 if phase.impossible else speed),
     )
 
 

@@ -22,12 +22,13 @@ NEEDS_TITLES = (
 
 
 class PlannedNeeds(BaseModel):
-    """Of one phase; what is lost is derived for accelerators only, and 0 on CPUs."""
+    """Of one phase; what is lost is derived for accelerators only, and 0 on CPUs. Hours, cost and rates are 0 where no
+    engine can train the phase."""
 
     rank_hours: float
     """Ranks times hours, with what is lost."""
     cost: float
-    """Of these hours, in the currency of the prices."""
+    """Of these hours, in the currency of the prices: of the phase's own ranks, not of a server that samples for it."""
     num_failures: float
     """Expected interruptions, at HOURS_TO_FAILURE (tasks/training/plan/machine.py)."""
     failure_hours: float
@@ -88,20 +89,22 @@ class PlannedCost(BaseModel):
 
 
 def needs_row(name: str, needs: PlannedNeeds) -> tuple[str, ...]:
-    """Cells under NEEDS_TITLES."""
-    return (
-        name,
+    """Cells under NEEDS_TITLES; "-" for what follows from hours where there are none."""
+    spent = (
         f"{needs.rank_hours:,.1f}",
         amount(needs.cost),
         f"{needs.num_failures:,.1f}",
         f"{needs.failure_hours:,.1f} h",
         f"{needs.save_hours:,.1f} h",
-        size(needs.weights_bytes),
-        size(needs.state_bytes),
-        size(needs.disk_bytes),
-        size(needs.data_bytes),
-        f"{size(needs.data_bytes_per_second)}/s",
-        f"{size(sum(needs.sent_bytes_per_second.values()))}/s",
+    )
+    rates = f"{size(needs.data_bytes_per_second)}/s", f"{size(sum(needs.sent_bytes_per_second.values()))}/s"
+    if not needs.rank_hours:
+        spent, rates = ("-",) * len(spent), ("-",) * len(rates)
+    return (
+        name,
+        *spent,
+        *map(size, (needs.weights_bytes, needs.state_bytes, needs.disk_bytes, needs.data_bytes)),
+        *rates,
         f"{needs.smallest_world:,}" if needs.smallest_world else "-",
     )
 

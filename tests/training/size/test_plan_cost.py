@@ -204,9 +204,25 @@ def test_scales_side_by_side_end_with_the_official_weights():
     assert compared.scales[0].total == plans[0].cost.total
     assert (compared.scales[2].total, compared.scales[2].weights_bytes) == (0, compared.scales[1].weights_bytes)
     done = glm46("plan", "--compare", "tiny", "micro", "--json")
-    assert done.exit_code == 0 and len(json.loads(done.stdout)["scales"]) == 3
+    assert done.exit_code == 0
+    unpublished = json.loads(done.stdout)
+    assert ([each["name"] for each in unpublished["scales"]], unpublished["servers"]) == (["tiny", "micro"], [])
+    shown = glm46("plan", "--compare", "tiny", "micro").stdout
+    assert "no official weights: none of these models is published" in shown and "GLM-4" not in shown
     for refused in (glm46("plan", "tiny", "micro"), glm46("plan")):
         assert refused.exit_code == 2 and "scales: give one, as glm46 plan tiny, or --compare" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("scale", "model"), [("full", "GLM-4.5 and GLM-4.6"), ("recipes/glm45_air_sft", "GLM-4.5-Air")]
+)
+def test_official_weights_are_named_and_are_those_of_a_published_model(scale, model):
+    plans = [plan_training(load_scale(name)) for name in ("scaled_down", scale)]
+    larger = plans[1].parameters.model_copy(update={"total": plans[1].parameters.total + 1})
+    plans.append(plans[1].model_copy(update={"parameters": larger}))
+    compared = compare_plans(plans)
+    assert compared.official == model and f"official weights: {model}, public" in compared.describe()
+    assert compared.scales[-1].parameters == plans[1].parameters.total, "the largest has no published weights"
 
 
 def test_compare_without_names_takes_the_large_scales_and_counts_what_serves_the_official_weights():
@@ -260,6 +276,24 @@ def test_what_cannot_be_trained_has_a_choice_that_can_and_costs_what_it_says(tmp
     assert not sft["impossible"] and sft["rank_memory"]["total"] <= MEMORY_USED * sft["rank_memory"]["available"]
     assert sft["hours"] == pytest.approx(choices["sft"]["hours"])
     assert sft["needs"]["cost"] == pytest.approx(choices["sft"]["cost"])
+
+
+@pytest.mark.parametrize("scale", ["recipes/glm45_air_sft", "micro"])
+def test_a_phase_that_no_engine_can_train_has_no_hours_and_no_cost(tmp_path, scale):
+    name = load_scale(scale).phases[0].name
+    settings = [f"phases.{name}.resources.{axis}" for axis in ("num_ranks=7", "tensor_parallel=2")]
+    done = glm46("plan", written(tmp_path / "mine.yaml", scale, *settings), "--json")
+    assert done.exit_code == 2, done.output
+    plan = json.loads(done.stdout)
+    phase, needs = plan["phases"][0], plan["phases"][0]["needs"]
+    assert phase["impossible"] and phase["known_by"] == "" and "shards.multiple_of" not in done.stdout
+    assert {phase["hours"], phase["mfu"], phase["tokens_per_second"]} == {0}
+    spent = ("rank_hours", "cost", "failure_hours", "save_hours", "save_bytes_per_second", "data_bytes_per_second")
+    assert {needs[each] for each in spent} == {0} and needs["disk_bytes"] > 0
+    others = [each["needs"]["rank_hours"] for each in plan["phases"][1:]]
+    assert plan["cost"]["rank_hours"] == pytest.approx(sum(others)) and all(others)
+    shown = glm46("plan", str(tmp_path / "mine.yaml")).stdout
+    assert f"no engine can train {name} as configured: no hours and no cost" in shown
 
 
 def test_what_no_setting_mends_and_what_runs_on_cpus_says_so(tmp_path):
