@@ -8,14 +8,12 @@ from functools import partial
 from typing import TypeVar
 
 from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError, JobStatus, Launcher
-from infra.jobs.scheduled_jobs import NAME_DIGITS, NoAnswerError
+from infra.jobs.scheduled_jobs import NAME_DIGITS, NO_ANSWER_SECONDS, NoAnswerError
 from infra.step import Output, Progress
 
 POLL_SECONDS = 0.2
 REMIND_SECONDS = 1800.0
 """Between two sentences on a job that still waits in the queue."""
-NO_ANSWER_SECONDS = 900.0
-"""For a scheduler that is restarted while its jobs go on."""
 ASK_AGAIN_SECONDS = 5.0
 NO_REASON = "the scheduler names no reason"
 
@@ -72,7 +70,7 @@ class JobSubmission:
                 return question()
             except NoAnswerError as error:
                 if time.monotonic() - asked_at >= NO_ANSWER_SECONDS:
-                    raise NoAnswerError(f"{error}; jobs go on without it: run again when it answers") from error
+                    raise
                 if words != (words := str(error)):
                     self.say(f"{words}; it is asked again for {NO_ANSWER_SECONDS / 60:.0f} minutes")
                 time.sleep(ASK_AGAIN_SECONDS)
@@ -106,8 +104,9 @@ def follow(
     failing rank's last lines, JobLostError, JobStoppedError, NoAnswerError.
     """
     handle, name = submission.ask(submission.find_or_submit), submission.job.name
+    submission.ask(partial(launcher.poll, handle))
     while True:
-        status = submission.ask(partial(launcher.poll, handle))
+        status = launcher.poll(handle)
         look(status.state not in ("queued", "running"))
         if status.state == "queued":
             handle = submission.ask(partial(submission.wait, handle, status))

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -35,6 +35,8 @@ COMMAND_SECONDS = 60
 """For an answer of a scheduler's command."""
 NAME_DIGITS = 12
 """Of the key, in the scheduler's lists."""
+NO_ANSWER_SECONDS = 900.0
+"""For a scheduler that is restarted while its jobs go on."""
 NO_ANSWER = re.compile(
     r"timed? ?out|unable to (contact|connect|communicate)|cannot connect|connection (refused|reset)|"
     r"temporar(y|ily) (failure|unable|unavailable)|no route to host",
@@ -90,8 +92,9 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True)
 class Looked:
-    """What a scheduler said last of a job; the time by time.monotonic."""
+    """What a scheduler said last of a job; times by time.monotonic."""
 
+    asked_at: float
     answered_at: float
     record: SchedulerRecord | None
 
@@ -128,7 +131,8 @@ class ScheduledLauncher:
         return self.scheduler.submit(job, work_dir)
 
     def poll(self, handle: JobHandle) -> JobStatus:
-        """Raises NoAnswerError."""
+        """Raises NoAnswerError where the scheduler has said nothing of the job yet, or nothing for
+        NO_ANSWER_SECONDS."""
         work_dir = self.work_root / handle.key
         name, record = self._name(handle.key), self._look(handle.key)
         progress, job = read_progress(work_dir), read_job_file(work_dir)
@@ -186,8 +190,14 @@ class ScheduledLauncher:
 
     def _look(self, key: str) -> SchedulerRecord | None:
         looked, now = self._looked.get(key), time.monotonic()
-        if looked is None or now - looked.answered_at >= self.scheduler.look_seconds:
-            looked = self._looked[key] = Looked(now, self.scheduler.look(self._name(key), self.work_root / key))
+        if looked is None or now - looked.asked_at >= self.scheduler.look_seconds:
+            try:
+                looked = Looked(now, now, self.scheduler.look(self._name(key), self.work_root / key))
+            except NoAnswerError as error:
+                if looked is None or now - looked.answered_at > NO_ANSWER_SECONDS:
+                    raise NoAnswerError(f"{error}; jobs go on without it: run again when it answers") from error
+                looked = replace(looked, asked_at=now)
+            self._looked[key] = looked
         return looked.record
 
 

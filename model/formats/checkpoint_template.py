@@ -3,9 +3,13 @@ where older versions of transformers write it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from model.formats.weight_files import read_json
+from model.text.chat_template import CHAT_TEMPLATE
 
 TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
 DEFAULT = "default"
@@ -24,3 +28,50 @@ def checkpoint_template(checkpoint_dir: Path) -> str | None:
         named = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
         given = named.get(DEFAULT)
     return given if isinstance(given, str) and given else None
+
+
+@dataclass(frozen=True)
+class GivenTemplate:
+    """A chat template that is not the project's, as its checkpoint brings it."""
+
+    template: str
+    special_tokens: Mapping[str, str]
+    """By the names that templates use, as `bos_token`."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        enable_thinking: bool,
+        add_generation_prompt: bool,
+    ) -> str:
+        """The conversation as transformers renders it, in Jinja's sandbox. Raises ValueError with the template's own
+        words where it refuses the conversation."""
+        from jinja2.exceptions import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        settings: dict[str, Any] = {
+            **self.special_tokens,
+            "tools": list(tools) or None,
+            "enable_thinking": enable_thinking,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            rendered = render_jinja_template([[*map(dict, messages)]], chat_template=self.template, **settings)[0]
+        except TemplateError as error:
+            raise ValueError(f"the checkpoint's chat template cannot render the conversation: {error}") from error
+        return rendered[0]
+
+
+def given_template(checkpoint_dir: Path) -> GivenTemplate | None:
+    """The directory's template where it is another than CHAT_TEMPLATE, by which model/text/chat_template.py renders."""
+    template = checkpoint_template(checkpoint_dir)
+    if template is None or template.strip() == CHAT_TEMPLATE.strip():
+        return None
+    path, tokens = checkpoint_dir / TOKENIZER_CONFIG_FILE, {}
+    for name, token in (read_json(path) if path.is_file() else {}).items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return GivenTemplate(template, tokens)

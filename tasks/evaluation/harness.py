@@ -30,6 +30,8 @@ from tasks.evaluation.suite import Question
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from model.formats.checkpoint_template import GivenTemplate
+
 TASK = "glm46_choice"
 PAIRS_PER_REPORT = 256
 """Number of pairs of context and continuation that the engine is given between two progress reports."""
@@ -132,10 +134,12 @@ class EngineModel(SuiteModel):
         *,
         starts_documents: bool,
         enable_thinking: bool,
+        template: GivenTemplate | None = None,
     ) -> None:
+        """`template`: the checkpoint's own, where chats are not rendered by the project's."""
         super().__init__()
         self.engine, self.bpe, self.sequence_length, self.report = engine, tokenizer, sequence_length, report
-        self.weights_version, self.enable_thinking = weights_version, enable_thinking
+        self.weights_version, self.enable_thinking, self.template = weights_version, enable_thinking, template
         self.start = [self.eot_token_id] if starts_documents else []
 
     @property
@@ -151,10 +155,10 @@ class EngineModel(SuiteModel):
 
     def apply_chat_template(self, chat_history: list[Any], add_generation_prompt: bool = True) -> str:
         messages, tools = self.opened(chat_history)
-        segments = render(
-            messages, tools, enable_thinking=self.enable_thinking, add_generation_prompt=add_generation_prompt
-        )
-        return "".join(segment.text for segment in segments)
+        how = {"enable_thinking": self.enable_thinking, "add_generation_prompt": add_generation_prompt}
+        if self.template is not None:
+            return self.template.render(messages, tools, **how)
+        return "".join(segment.text for segment in render(messages, tools, **how))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm=True)

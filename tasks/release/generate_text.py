@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from model.formats.checkpoint_template import given_template
 from tasks.evaluation.engine import document_token_ids, end_token_ids, load_tokenizer
 from tasks.training.import_checkpoint import has_chat_template
 
@@ -21,6 +22,7 @@ def generate_text(
     """Pieces of text as they are generated, without the token that ends the answer. The model is loaded here: raises
     ValueError for a damaged checkpoint, and for a prompt that with the answer exceeds the model's positions."""
     import torch
+    from tokenizers import Tokenizer
     from tokenizers.decoders import DecodeStream
 
     from model.device import open_device
@@ -35,7 +37,11 @@ def generate_text(
     if not path.is_file():
         raise ValueError(f"{path} does not exist: copy the model's own tokenizer beside it")
     tokenizer = load_tokenizer(path)
-    if has_chat_template(source.config_dir):
+    if template := given_template(source.config_dir):
+        message = {"role": "user", "content": prompt}
+        asked = template.render([message], (), enable_thinking=enable_thinking, add_generation_prompt=True)
+        prompt_ids = Tokenizer.from_file(str(path)).encode(asked, add_special_tokens=False).ids
+    elif has_chat_template(source.config_dir):
         prompt_ids = encode(tokenizer, problem_prompt(prompt, enable_thinking=enable_thinking))[0]
     else:
         prompt_ids = document_token_ids(tokenizer, prompt)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from configs.schema import QueueResources
-from infra.jobs import follow_job, slurm_jobs, slurm_reasons
+from infra.jobs import follow_job, scheduled_jobs, slurm_jobs, slurm_reasons
 from infra.jobs.follow_job import JobSubmission, follow
 from infra.jobs.launchers import SUBMISSION_FILE, Job, JobFailedError, JobHandle, JobLostError
 from infra.jobs.open_launcher import launcher_of
@@ -274,7 +274,12 @@ def test_a_controller_that_is_away_for_a_moment_ends_no_run_and_gets_no_job_twic
 
 def test_a_controller_that_stays_away_ends_the_run(tmp_path, monkeypatch):
     followed, _ = submission(tmp_path, monkeypatch, sbatch=[AWAY])
-    monkeypatch.setattr(follow_job, "NO_ANSWER_SECONDS", 0.0)
+    for module in (follow_job, scheduled_jobs):
+        monkeypatch.setattr(module, "NO_ANSWER_SECONDS", 0.0)
+    with pytest.raises(NoAnswerError, match=r"Slurm does not answer: Unable to contact "):
+        follow(followed.launcher, followed, followed.output)
+    shown = SHOWN.format("RUNNING", "None", "node2")
+    followed, _ = submission(tmp_path, monkeypatch, sbatch=["7"], scontrol=[shown, shown, AWAY])
     with pytest.raises(NoAnswerError, match=r"Slurm does not answer: Unable to contact .* run again when it answers"):
         follow(followed.launcher, followed, followed.output)
 
@@ -351,7 +356,7 @@ def test_jobs_run_fail_stop_and_are_lost_on_a_real_slurm(cluster, launcher, tmp_
 
     launcher.submit(job(tmp_path, "succeed", queue=DEFAULT_QUEUE.model_copy(update={"time_limit_minutes": 600})))
     status = end_of(launcher, handle)
-    assert status.state == "failed" and "does not start job" in str(JobFailedError("training", status))
+    assert status.state == "stuck" and "does not start job" in str(JobFailedError("training", status))
     assert "(PartitionTimeLimit): time_limit_minutes asks for 10:00:00, its partition allows 01:00:00" in status.reason
     stuck = launcher._name(KEY)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
+from model.formats.checkpoint_template import given_template
 from model.formats.hf_checkpoint import read_config
 from tasks.evaluation.engine import ScoringEngine, load_engine
 from tasks.evaluation.harness import EngineModel
@@ -56,4 +57,5 @@ def engine_model(
         report,
         starts_documents=False,
         enable_thinking=suite.enable_thinking,
+        template=given_template(checkpoint_dir),
     )

@@ -9,14 +9,18 @@ from dataclasses import replace
 import pytest
 from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from configs.load import load_suite
+from model.generation.generation import InProcessEngine
 from tasks.data.prompts.prompt_records import tool_request
 from tasks.evaluation.benchmarks.benchmark_tasks import is_right
+from tasks.evaluation.benchmarks.checkpoint_model import checkpoint_model
 from tasks.evaluation.benchmarks.run_suite import read_suite_items, run_suite
 from tasks.evaluation.engine import load_engine
 from tasks.evaluation.harness import EngineModel, ToolRequest
 from tasks.evaluation.intervals import share_interval
+from tasks.release.generate_text import generate_text
 from tests.evaluation.benchmarks.toy_suite import (
     ANSWERS,
     LIKELIHOOD,
@@ -85,6 +89,34 @@ def test_a_prompt_that_states_what_the_answer_needs_is_never_cut(models):
         patch.setattr(ours, "sequence_length", 100)
         with pytest.raises(ValueError, match=r"a prompt has \d+ tokens, and 88 of the 100 of a row are free"):
             run_suite(ours, replace(asked, suite=short), "toy", "x", lambda progress: None)
+
+
+OWN_TEMPLATE = (
+    "{%- if messages | length > 1 -%}{{- raise_exception('one message only') -}}{%- endif -%}"
+    "{{ eos_token }}<|system|>You are my tune.{% for message in messages %}<|user|>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{{ enable_thinking }} {{ tools | tojson }}{% endif %}"
+)
+
+
+def test_chats_are_rendered_by_the_template_that_a_checkpoint_brings(models, tmp_path):
+    """As transformers renders them; glm46 generate asks in the same form."""
+    model_dir, suite = write_toy_model(tmp_path / "model"), models[2].suite
+    (model_dir / "chat_template.jinja").write_text(OWN_TEMPLATE)
+    ours = checkpoint_model(model_dir, suite, "v", "cpu", lambda progress: None)
+    message, (question, tools) = {"role": "user", "content": "Hi"}, tool_request(ROWS["calls"][0])
+    theirs = AutoTokenizer.from_pretrained(model_dir)
+    settings = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}
+    assert ours.apply_chat_template([message]) == theirs.apply_chat_template([message], **settings)
+    ours.tool_requests = {"1": ToolRequest(question, json.loads(tools))}
+    shown = theirs.apply_chat_template([{"role": "user", "content": question}], tools=json.loads(tools), **settings)
+    assert ours.apply_chat_template([{"role": "user", "content": "1"}]) == shown and "my tune" in shown
+    with pytest.raises(ValueError, match=r"chat template cannot render the conversation: one message only"):
+        ours.apply_chat_template([message, message])
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcessEngine, "stream", lambda self, prompt_ids, sampling: asked.append(prompt_ids) or ())
+        assert list(generate_text(model_dir, "Hi", 3, 0.0, 0, False, "cpu")) == []
+    assert asked == [theirs.apply_chat_template([message], **settings | {"tokenize": True}, return_dict=False)]
 
 
 def test_prompts_that_were_cut_and_answers_that_did_not_end_are_counted_and_said(models):
