@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError, JobStatus, Launcher
-from infra.jobs.scheduled_jobs import NAME_DIGITS, NO_ANSWER_SECONDS, NoAnswerError
+from infra.jobs.scheduled_jobs import JOBS_GO_ON, NAME_DIGITS, NO_ANSWER_SECONDS, NoAnswerError
 from infra.step import Output, Progress
 
 POLL_SECONDS = 0.2
@@ -70,7 +70,7 @@ class JobSubmission:
                 return question()
             except NoAnswerError as error:
                 if time.monotonic() - asked_at >= NO_ANSWER_SECONDS:
-                    raise
+                    raise NoAnswerError(f"{error}; {JOBS_GO_ON}") from error
                 if words != (words := str(error)):
                     self.say(f"{words}; it is asked again for {NO_ANSWER_SECONDS / 60:.0f} minutes")
                 time.sleep(ASK_AGAIN_SECONDS)

@@ -37,6 +37,7 @@ NAME_DIGITS = 12
 """Of the key, in the scheduler's lists."""
 NO_ANSWER_SECONDS = 900.0
 """For a scheduler that is restarted while its jobs go on."""
+JOBS_GO_ON = "jobs go on without it: run again when it answers"
 NO_ANSWER = re.compile(
     r"timed? ?out|unable to (contact|connect|communicate)|cannot connect|connection (refused|reset)|"
     r"temporar(y|ily) (failure|unable|unavailable)|no route to host",
@@ -194,8 +195,10 @@ class ScheduledLauncher:
             try:
                 looked = Looked(now, now, self.scheduler.look(self._name(key), self.work_root / key))
             except NoAnswerError as error:
-                if looked is None or now - looked.answered_at > NO_ANSWER_SECONDS:
-                    raise NoAnswerError(f"{error}; jobs go on without it: run again when it answers") from error
+                if looked is None:
+                    raise
+                if now - looked.answered_at > NO_ANSWER_SECONDS:
+                    raise NoAnswerError(f"{error}; {JOBS_GO_ON}") from error
                 looked = replace(looked, asked_at=now)
             self._looked[key] = looked
         return looked.record

@@ -276,10 +276,10 @@ def test_a_controller_that_stays_away_ends_the_run(tmp_path, monkeypatch):
     followed, _ = submission(tmp_path, monkeypatch, sbatch=[AWAY])
     for module in (follow_job, scheduled_jobs):
         monkeypatch.setattr(module, "NO_ANSWER_SECONDS", 0.0)
-    with pytest.raises(NoAnswerError, match=r"Slurm does not answer: Unable to contact "):
+    with pytest.raises(NoAnswerError, match=r"Slurm does not answer: Unable to contact .* run again when it answers"):
         follow(followed.launcher, followed, followed.output)
     shown = SHOWN.format("RUNNING", "None", "node2")
-    followed, _ = submission(tmp_path, monkeypatch, sbatch=["7"], scontrol=[shown, shown, AWAY])
+    followed, _ = submission(tmp_path, monkeypatch, squeue=[""], sbatch=["7"], scontrol=[shown, shown, AWAY])
     with pytest.raises(NoAnswerError, match=r"Slurm does not answer: Unable to contact .* run again when it answers"):
         follow(followed.launcher, followed, followed.output)
 
