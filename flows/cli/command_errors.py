@@ -45,7 +45,7 @@ def failures(home: Home, *directories: Path) -> Iterator[None]:
     except (typer.Exit, SystemExit):
         raise
     except KeyboardInterrupt:
-        print("glm46: interrupted; run again to continue", file=sys.stderr)
+        print("glm46: interrupted", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from None
     except Exception as error:
         path = home.run_dir / "last-error.log"

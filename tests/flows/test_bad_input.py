@@ -209,6 +209,13 @@ def test_a_registry_that_is_damaged_is_one_message(arguments, home):
     expect(glm46(*arguments, home=home.root), 1, "file is not a database", f"the traceback is in {log_path}")
 
 
+def test_an_interrupted_command_promises_no_resume(home, capsys):
+    """The commands that resume say so themselves."""
+    with pytest.raises(typer.Exit), failures(home):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "glm46: interrupted\n"
+
+
 def test_a_log_that_cannot_be_written_hides_no_error(home, capsys):
     (home.run_dir / "last-error.log").symlink_to("/dev/full")
     with pytest.raises(typer.Exit), failures(home):
