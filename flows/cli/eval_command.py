@@ -8,8 +8,12 @@ from typing import Annotated
 import typer
 
 from flows.cli.command_errors import failures, usage_errors
+from flows.cli.interruption import CONTINUE, interruptible
 from flows.cli.options import ADDRESS, JSON, STORE
 
+CONCURRENCY = Annotated[int, typer.Option(min=1, help="requests at a time, of a server")]
+NUM_CONCURRENT = 8
+NOTHING_KEPT = "nothing is kept: run again from the beginning"
 DATA_HELP = "the benchmarks' files, with their glm46-data.yaml; not needed where the suite makes its items"
 
 
@@ -33,6 +37,7 @@ def evaluate(
     device: Annotated[str, typer.Option(help="cpu or cuda, for a checkpoint or version")] = "cpu",
     model: Annotated[str, typer.Option(help="the model's name on a server that has several")] = "",
     api_key_env: Annotated[str, typer.Option(help="the environment variable that holds the server's key")] = "",
+    concurrency: CONCURRENCY = NUM_CONCURRENT,
     store: STORE = None,
     as_json: JSON = False,
 ) -> None:
@@ -40,6 +45,7 @@ def evaluate(
     with usage_errors():
         from flows.cli.serving.evaluate_target import Wanted, ask, evaluate_target, find_target, new_output
         from infra.home import open_home
+        from infra.serving.kept_answers import kept_until_done
         from tasks.report.published_figures import quoted_table
 
         if output is None:
@@ -47,8 +53,9 @@ def evaluate(
         home = open_home()
         output = new_output(output)
         found = find_target(target, home, scale, store)
-        wanted = Wanted(found, ask(suite, data, limit), output, device, model, api_key_env)
-    with failures(home, output.absolute().parent):
+        asked, advice = ask(suite, data, limit), NOTHING_KEPT if found.checkpoint_dir else CONTINUE
+    with failures(home, output.absolute().parent), interruptible(home, advice), kept_until_done(output) as answers_path:
+        wanted = Wanted(found, asked, output, device, model, api_key_env, concurrency, answers_path)
         result = evaluate_target(wanted, home)
         quoted = quoted_table([benchmark.name for benchmark in result.benchmarks])
         print(result.model_dump_json() if as_json else "\n\n".join(filter(None, (result.describe(), quoted))))
@@ -78,6 +85,7 @@ def compare(
     api_key_env: Annotated[
         str, typer.Option(help="the environment variable that holds a server's key; OF_A,OF_B where they differ")
     ] = "",
+    concurrency: CONCURRENCY = NUM_CONCURRENT,
     store: STORE = None,
     as_json: JSON = False,
 ) -> None:
@@ -87,8 +95,9 @@ def compare(
         from flows.cli.serving.compare_targets import compare_files, compare_targets, of_both, write_comparison
         from flows.cli.serving.evaluate_target import ask, find_target
         from infra.home import open_home
+        from infra.serving.kept_answers import kept_until_done
 
-        home = open_home()
+        home, advice = open_home(), NOTHING_KEPT
         if output is not None and (output.exists() or not output.absolute().parent.is_dir()):
             raise ValueError(f"--output {output} must be a new file in a directory that exists")
         of_files = [each for each in (first, second) if each is not None and each.endswith(".json")]
@@ -102,11 +111,14 @@ def compare(
             targets = (find_target(first, home, scale, store), find_target(second, home, scale, store))
             models, keys = of_both(model, "--model"), of_both(api_key_env, "--api-key-env")
             asked = ask(suite, data, limit)
-    with failures(home, home.root if output is None else output.absolute().parent):
+            if output is not None and any(target.checkpoint_dir is None for target in targets):
+                advice = CONTINUE
+    directory = home.root if output is None else output.absolute().parent
+    with failures(home, directory), interruptible(home, advice), kept_until_done(output) as answers_path:
         if second is None:
             comparison = measured_formats(first, home, scale, store)
         elif not of_files:
-            comparison = compare_targets(targets, asked, home, device, models, keys)
+            comparison = compare_targets(targets, asked, home, device, models, keys, concurrency, answers_path)
         if output is not None:
             write_comparison(output, comparison)
         print(comparison.model_dump_json() if as_json else comparison.describe())

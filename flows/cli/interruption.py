@@ -18,6 +18,7 @@ from flows.cli.command_errors import EXIT_FAILED
 from flows.cli.jobs import running_jobs
 from infra.home import Home
 
+CONTINUE = "run again to continue"
 STANDARD_ERROR = 2
 """A duplicate of this descriptor is kept from the start: while Spark starts, the descriptor leads to Spark's log."""
 GRACE_SECONDS = 2.0
@@ -26,9 +27,9 @@ what is not done."""
 
 
 @contextmanager
-def interruptible(home: Home) -> Iterator[None]:
-    """End the process soon after a signal that asks for it, whatever the block does; a second signal ends it at
-    once."""
+def interruptible(home: Home, advice: str = CONTINUE) -> Iterator[None]:
+    """End the process soon after a signal that asks for it, whatever the block does; a second signal ends it at once.
+    `advice` says what the same command does when it is run again."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP, and that holds
             signal.signal(number, signal.default_int_handler)
@@ -36,7 +37,7 @@ def interruptible(home: Home) -> Iterator[None]:
     os.set_blocking(writer, False)
     previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     terminal, is_announced = os.dup(STANDARD_ERROR), threading.Event()
-    threading.Thread(target=_leave_on_signal, args=(reader, terminal, home, is_announced), daemon=True).start()
+    threading.Thread(target=_leave_on_signal, args=(reader, terminal, home, advice, is_announced), daemon=True).start()
     try:
         yield
     except KeyboardInterrupt:
@@ -48,11 +49,11 @@ def interruptible(home: Home) -> Iterator[None]:
         os.close(terminal)
 
 
-def _leave_on_signal(reader: int, terminal: int, home: Home, is_announced: threading.Event) -> None:
+def _leave_on_signal(reader: int, terminal: int, home: Home, advice: str, is_announced: threading.Event) -> None:
     if not os.read(reader, 1):
         return  # the block has ended
     with suppress(OSError):  # the terminal may be gone
-        os.write(terminal, b"\nglm46: interrupted; run again to continue")
+        os.write(terminal, f"\nglm46: interrupted; {advice}".encode())
     threading.Thread(target=_tell_what_goes_on, args=(terminal, home, is_announced), daemon=True).start()
     is_announced.wait(GRACE_SECONDS)  # a scheduler may need longer to answer
     is_announced.set()

@@ -1,7 +1,7 @@
 """A client of any server with OpenAI's API: completions, chats, and log-probabilities where the server gives them.
 
-A request that fails is not repeated: an evaluation must not count one answer twice. The key comes from an environment
-variable that the user names, and is written nowhere.
+A request that got no answer is repeated as often as the caller says: never where a time is measured. The key comes from
+an environment variable that the user names, and is written nowhere.
 """
 
 from __future__ import annotations
@@ -13,21 +13,31 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
 PROBE = "One two three"
+PROBE_TOKENS = 16
+TEMPLATE_SETTINGS = "chat_template_kwargs"
+REFUSALS = (400, 422)
+"""Status of a request with a parameter that the server does not know."""
+NOT_OFFERED = (*REFUSALS, 404, 405, 501)
+"""Also of an address that it does not have."""
 
 
 class ServerFailedError(RuntimeError):
     """A server that did not answer, or answered with an error."""
 
+    def __init__(self, message: str, status: int | None = None) -> None:
+        """`status` of HTTP; None where no answer came."""
+        super().__init__(message)
+        self.status = status
 
-@dataclass(frozen=True)
-class TextScore:
+
+class TextScore(NamedTuple):
     log_probability: float
     is_greedy: bool
 
@@ -51,9 +61,12 @@ def key_of(variable: str) -> str:
 class ModelClient:
     """Asks one model of one server."""
 
-    def __init__(self, url: str, key_variable: str, timeout_seconds: float, model: str) -> None:
-        """`model` empty takes the only one that the server lists. Raises ValueError for a URL that is none or holds a
-        password, for a key that is not set, and for a server with several models."""
+    def __init__(
+        self, url: str, key_variable: str, timeout_seconds: float, model: str, *, num_retries: int = 0
+    ) -> None:
+        """`model` empty takes the only one that the server lists. `num_retries`: of a request that got no answer, or
+        the status 408, 409, 429 or 5xx; waits double up to 8 s, or are what the server says. Raises ValueError for a
+        URL that is none or holds a password, for a key that is not set, and for a server with several models."""
         from openai import OpenAI
 
         address = urlsplit(url)
@@ -65,8 +78,9 @@ class ModelClient:
         self.url = url.rstrip("/")
         base_url = self.url if address.path.strip("/") else f"{self.url}/v1"
         self._client: OpenAI = OpenAI(base_url=base_url, api_key=key or "none", timeout=timeout_seconds, max_retries=0)
-        self.num_answered = 0
+        self.num_answered, self.sends_template_settings = 0, True
         self.model = model or self._only_model()
+        self._client = self._client.with_options(max_retries=num_retries)  # the first contact fails at once
 
     def _only_model(self) -> str:
         with self._explained():
@@ -81,7 +95,7 @@ class ModelClient:
             answer = self._client.completions.create(
                 model=self.model, prompt=prompt, max_tokens=max_tokens, **_stops(stop), **_chance(temperature, seed)
             )
-            return answer.choices[0].text
+            return _encodable(answer.choices[0].text)
 
     def chat(
         self,
@@ -97,19 +111,32 @@ class ModelClient:
         `enable_thinking` goes to the chat template, as vLLM, SGLang and llama.cpp take it."""
         from openai import omit
 
+        settings = {TEMPLATE_SETTINGS: {"enable_thinking": enable_thinking}} if self.sends_template_settings else None
         with self._explained():
             answer = self._client.chat.completions.create(
                 model=self.model,
                 messages=list(messages),
                 max_tokens=max_tokens,
-                extra_body={"chat_template_kwargs": {"enable_thinking": enable_thinking}},
+                extra_body=settings,
                 tools=list(tools) if tools else omit,
                 **_stops(stop),
                 **_chance(temperature, seed),
             )
             message = answer.choices[0].message
             functions = [call.function for call in message.tool_calls or () if call.type == "function"]
-            return message.content or "", [(function.name, function.arguments) for function in functions]
+            said, calls = message.content or "", [(each.name, each.arguments) for each in functions]
+            return _encodable(said), [(_encodable(name), _encodable(arguments)) for name, arguments in calls]
+
+    def takes_template_settings(self) -> bool:
+        """Whether a short chat with settings of the chat template is answered. Where the server refuses these by name,
+        later chats go without."""
+        try:
+            self.chat([{"role": "user", "content": PROBE}], (), PROBE_TOKENS, (), False, 0.0, 0)
+        except ServerFailedError as error:
+            if error.status not in REFUSALS or TEMPLATE_SETTINGS not in str(error.__cause__):
+                raise
+            self.sends_template_settings = False
+        return self.sends_template_settings
 
     def timed_answer(self, prompt: str, num_tokens: int) -> TimedAnswer:
         """A streamed greedy continuation, which does not stop before `num_tokens` where the server knows `ignore_eos`
@@ -132,14 +159,17 @@ class ModelClient:
         return TimedAnswer(seconds, len(seconds) if counted is None else counted)
 
     def require_likelihoods(self) -> None:
-        """Raises ValueError for a server that does not report the log-probabilities of a prompt."""
+        """Raises ValueError for a server that does not report the log-probabilities of a prompt, ServerFailedError for
+        one that failed otherwise."""
         try:
             self.score(PROBE, " four")
         except (ServerFailedError, ValueError) as error:
+            if isinstance(error, ServerFailedError) and error.status not in NOT_OFFERED:
+                raise
             raise ValueError(
                 f"{self.url} reports no log-probabilities of a given text (`echo` with `logprobs` of /v1/completions), "
                 f"which likelihood benchmarks need: give the checkpoint or its GGUF file, or a suite that only "
-                f"generates"
+                f"generates ({error})"
             ) from error
 
     def score(self, context: str, continuation: str) -> TextScore:
@@ -174,24 +204,32 @@ class ModelClient:
         """Counts an answer; a failure is one sentence."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
 
-        after = f"after {self.num_answered} answers" if self.num_answered else "at the first request"
         try:
             yield
         except APITimeoutError as error:
             raise ServerFailedError(
-                f"{self.url} took longer than {self._client.timeout} s {after}: raise the suite's timeout_seconds, or "
-                f"start the server again; nothing was written"
+                f"{self.url} took longer than {self._client.timeout} s {self._place}{self._tries}: raise the suite's "
+                f"timeout_seconds, or start the server again"
             ) from error
         except APIConnectionError as error:
             raise ServerFailedError(
-                f"{self.url} stopped answering {after} ({error.__cause__ or error}): start the server again and "
-                f"repeat the command; nothing was written"
+                f"{self.url} stopped answering {self._place}{self._tries} ({error.__cause__ or error}): start the "
+                f"server again and repeat the command"
             ) from error
         except APIStatusError as error:
-            raise ServerFailedError(f"{self.url} answered {error.status_code} {after}: {str(error)[:300]}") from error
+            said = f"{self.url} answered {error.status_code} {self._place}: {str(error)[:300]}"
+            raise ServerFailedError(said, error.status_code) from error
         except OpenAIError as error:
-            raise ServerFailedError(f"{self.url} gave no usable answer {after}: {str(error)[:300]}") from error
+            raise ServerFailedError(f"{self.url} gave no usable answer {self._place}: {str(error)[:300]}") from error
         self.num_answered += 1
+
+    @property
+    def _place(self) -> str:
+        return f"after {self.num_answered} answers" if self.num_answered else "at the first request"
+
+    @property
+    def _tries(self) -> str:
+        return f" in {self._client.max_retries + 1} tries" if self._client.max_retries else ""
 
 
 def _token_starts(text: str, tokens: Sequence[str], offsets: Sequence[int]) -> list[float]:
@@ -202,6 +240,11 @@ def _token_starts(text: str, tokens: Sequence[str], offsets: Sequence[int]) -> l
     if first >= 0:
         return [end - len(token) - first for token, end in zip(tokens, accumulate(map(len, tokens)), strict=True)]
     return list(offsets) if offsets and offsets[-1] == len(text) else []
+
+
+def _encodable(text: str) -> str:
+    """With "?" for half a surrogate pair, which a server leaves of a character that it cut: no file can hold one."""
+    return text.encode(errors="replace").decode()
 
 
 def _stops(stop: Sequence[str]) -> dict[str, Any]:

@@ -112,7 +112,10 @@ def _measure(client: ModelClient, concurrency: int, num_tokens: int) -> Level:
     seconds = time.perf_counter() - start
     total = sum(answer.num_tokens for answer in answers)
     if min(len(answer.seconds) for answer in answers) < 2:
-        raise ValueError(f"{client.url} ended an answer before its second token: raise --max-tokens")
+        raise ValueError(
+            f"{client.url} ended an answer before its second token, as a server that ignores `ignore_eos` may: no time "
+            f"between tokens is measured"
+        )
     between = np.concatenate([np.diff(answer.seconds) for answer in answers])
     return Level(
         concurrency=concurrency,

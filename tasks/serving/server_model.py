@@ -8,21 +8,26 @@ force (tasks/release/served_scoring.py), and the tokens are those of the server'
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from infra.serving.kept_answers import KeptAnswers
 from infra.serving.model_client import ModelClient, ServerFailedError
 from infra.step import Progress
 from model.text.tokenizer_layout import END_OF_TEXT
 from tasks.data.prompts.function_calls import write_calls
-from tasks.data.prompts.python_turns import MAX_TURNS, SEEDS_PER_TURN, run_calls, shown_answers
+from tasks.data.prompts.python_turns import MAX_TURNS, NUM_PROGRAMS, SEEDS_PER_TURN, run_calls, shown_answers
 from tasks.evaluation.harness import SuiteModel, fit_in_row
 from tasks.release.served_scoring import ServedScorer
+
+A = TypeVar("A")
 
 
 class _Messages(str):
@@ -30,12 +35,21 @@ class _Messages(str):
 
 
 class EndpointModel(SuiteModel):
-    """A server that applies its own tokenizer and chat template. Whole texts are not scored: their first token needs
-    the server's end-of-text token."""
+    """A server that applies its own tokenizer and chat template, and is asked `concurrency` requests at a time. Whole
+    texts are not scored: their first token needs the server's end-of-text token."""
 
-    def __init__(self, client: ModelClient, enable_thinking: bool, report: Callable[[Progress], None]) -> None:
+    def __init__(
+        self,
+        client: ModelClient,
+        kept: KeptAnswers,
+        concurrency: int,
+        enable_thinking: bool,
+        report: Callable[[Progress], None],
+    ) -> None:
         super().__init__()
-        self.client, self.enable_thinking, self.report = client, enable_thinking, report
+        self.client, self.kept, self.concurrency = client, kept, concurrency
+        self.enable_thinking, self.report = enable_thinking, report
+        self._programs = threading.BoundedSemaphore(NUM_PROGRAMS)
 
     @property
     def eot_token_id(self) -> int:
@@ -56,30 +70,43 @@ class EndpointModel(SuiteModel):
         return _Messages(json.dumps(self.opened(chat_history), ensure_ascii=False))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        scores = []
-        for number, (context, continuation) in enumerate(request.args for request in requests):
-            self.report(Progress(number, len(requests), "continuations", "scoring continuations"))
-            score = self.client.score(context, continuation)
-            scores.append((score.log_probability, score.is_greedy))
-        return scores
+        return self._each(requests, self._score_text, "continuations", "scoring continuations")
+
+    def _score_text(self, _number: int, request: Any) -> tuple[float, bool]:
+        log_probability, is_greedy = self.kept.recall("score", self.client.score, *request.args)
+        return log_probability, is_greedy
+
+    def _each(self, requests: Sequence[Any], ask: Callable[[int, Any], A], unit: str, message: str) -> list[A]:
+        """The answers in the order of the requests. A seed is a request's number, whatever is asked beside it."""
+        threads, answers = ThreadPoolExecutor(self.concurrency), []
+        try:
+            for answer in threads.map(ask, range(len(requests)), requests):
+                answers.append(answer)
+                self.report(Progress(len(answers), len(requests), unit, message))
+        except Exception:
+            threads.shutdown(cancel_futures=True)  # what is being answered is still kept
+            raise
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+        return answers
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         raise NotImplementedError("an endpoint takes text, not tokens")
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        answers = []
-        for number, (context, options) in enumerate(request.args for request in requests):
-            self.report(Progress(number, len(requests), "prompts", "answering"))
-            wanted: dict[str, Any] = {**normalize_gen_kwargs(options)}
-            until, max_tokens = wanted["until"], wanted["max_gen_toks"]
-            chance = (wanted.get("temperature", 0.0), number)
-            if isinstance(context, _Messages):
-                messages, tools = json.loads(context)
-                text = self._chat(messages, tools, max_tokens, until, *chance)
-            else:
-                text = self.client.complete(context, max_tokens, until, *chance)
-            answers.append(postprocess_generated_text(text, until, think_end_token=None))
-        return answers
+        return self._each(requests, self._answer, "prompts", "answering")
+
+    def _answer(self, number: int, request: Any) -> str:
+        context, options = request.args
+        wanted: dict[str, Any] = {**normalize_gen_kwargs(options)}
+        until, max_tokens = wanted["until"], wanted["max_gen_toks"]
+        chance = (wanted.get("temperature", 0.0), number)
+        if isinstance(context, _Messages):
+            messages, tools = json.loads(context)
+            text = self._chat(messages, tools, max_tokens, until, *chance)
+        else:
+            text = self.kept.recall("complete", self.client.complete, context, max_tokens, until, *chance)
+        return postprocess_generated_text(text, until, think_end_token=None)
 
     def _chat(
         self, messages: list[Any], tools: list[Any], max_tokens: int, until: list[str], temperature: float, seed: int
@@ -89,15 +116,21 @@ class EndpointModel(SuiteModel):
         written = ""
         for turn in range(MAX_TURNS if self.runs_python else 1):
             chance = (temperature, seed + turn * SEEDS_PER_TURN)
-            said, calls = self.client.chat(messages, tools, max_tokens, until, self.enable_thinking, *chance)
+            asked = (messages, tools, max_tokens, until, self.enable_thinking, *chance)
+            said, calls = self.kept.recall("chat", self.client.chat, *asked)
             text = said + write_calls(calls)
             written += text
-            answers = run_calls([text])[0] if self.runs_python and turn + 1 < MAX_TURNS else []
+            answers = self._run_calls(text) if self.runs_python and turn + 1 < MAX_TURNS else []
             if not answers:
                 break
             written += shown_answers(answers, self.enable_thinking)
             messages = [*messages, *tool_exchange(said, calls, answers)]
         return written
+
+    def _run_calls(self, text: str) -> list[str]:
+        """Not one program per request at a time: their seconds are limited."""
+        with self._programs:
+            return run_calls([text])[0]
 
 
 def tool_exchange(said: str, calls: Sequence[tuple[str, str]], answers: Sequence[str]) -> list[dict[str, Any]]:
@@ -109,17 +142,18 @@ def tool_exchange(said: str, calls: Sequence[tuple[str, str]], answers: Sequence
 
 
 class LlamaModel(EndpointModel):
-    """llama.cpp's server on this machine; `sequence_length` as in EngineModel."""
+    """llama.cpp's server on this machine, asked one request at a time; `sequence_length` as in EngineModel."""
 
     def __init__(
         self,
         client: ModelClient,
+        kept: KeptAnswers,
         scorer: ServedScorer,
         sequence_length: int,
         enable_thinking: bool,
         report: Callable[[Progress], None],
     ) -> None:
-        super().__init__(client, enable_thinking, report)
+        super().__init__(client, kept, 1, enable_thinking, report)
         self.scorer, self.sequence_length = scorer, sequence_length
 
     @property
@@ -153,14 +187,15 @@ class LlamaModel(EndpointModel):
 
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
         try:
-            return self.scorer.score_continuation(context, continuation)
+            asked = ("score", self.scorer.score_continuation, context, continuation)
+            log_probability, is_greedy = self.kept.recall(*asked)
+            return log_probability, is_greedy
         except OSError as error:
             raise self._stopped(error) from error
 
     def _stopped(self, error: OSError) -> ServerFailedError:
         return ServerFailedError(
-            f"the model server at {self.client.url} stopped answering ({error}): repeat the command; nothing was "
-            f"written"
+            f"the model server at {self.client.url} stopped answering ({error}): repeat the command"
         )
 
 

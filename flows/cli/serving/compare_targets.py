@@ -11,8 +11,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from configs.files.atomic_files import replacing
-from configs.schema import ServingResources
-from flows.cli.serving.evaluate_target import NUM_THREADS, STARTUP_TIMEOUT_SECONDS, Target, Wanted, evaluate_target
+from flows.cli.serving.evaluate_target import Target, Wanted, evaluate_target, local_server
+from flows.cli.serving.format_speeds import CONTEXT_LENGTH, NUM_TOKENS, TIMEOUT_SECONDS
 from infra.home import Home
 from infra.serving.model_client import ModelClient
 from infra.serving.model_server import running_model_server
@@ -26,8 +26,6 @@ from tasks.evaluation.benchmarks.suite_results import (
 )
 from tasks.release.server_profile import engine_speed, measure_levels
 
-NUM_TOKENS = 32
-"""Tokens of each answer by which the speed is measured."""
 MAX_ROUTED_TEXTS = 64
 """Prompts of the suite on which the experts are compared, the first of each benchmark in turn."""
 
@@ -53,15 +51,20 @@ def compare_targets(
     device: str,
     models: tuple[str, str],
     key_variables: tuple[str, str],
+    concurrency: int,
+    answers_path: Path | None,
 ) -> ModelComparison:
     """Evaluate both, and measure what they weigh and how fast they answer. `models` and `key_variables`: on the server
-    of each."""
+    of each. `concurrency` and `answers_path` as in Wanted."""
     with tempfile.TemporaryDirectory(dir=home.work_root) as directory:
         paths = [Path(directory) / name for name in ("first.json", "second.json")]
-        sides = []
+        sides, reasons = [], []
         for target, path, model, key_variable in zip(targets, paths, models, key_variables, strict=True):
-            result = evaluate_target(Wanted(target, asked, path, device, model, key_variable), home)
-            sides.append(_side(result, _num_bytes(target), _speed(target, home, device, model, key_variable)))
+            wanted = Wanted(target, asked, path, device, model, key_variable, concurrency, answers_path)
+            result = evaluate_target(wanted, home)
+            speed, reason = _speed(target, home, device, model, key_variable)
+            sides.append(_side(result, _num_bytes(target), speed))
+            reasons.append(reason)
         differences = tuple(compare_results(*paths))
         prompts = _prompts(paths[0])
     agreement, reason = _agreement(*targets, prompts, device)
@@ -71,7 +74,7 @@ def compare_targets(
         second=sides[1],
         differences=differences,
         routing_agreement=agreement,
-        not_measured=reason,
+        not_measured="; ".join(dict.fromkeys(filter(None, (*reasons, reason)))),
     )
 
 
@@ -101,30 +104,28 @@ def _num_bytes(target: Target) -> int | None:
     return None
 
 
-def _speed(target: Target, home: Home, device: str, model: str, key_variable: str) -> float | None:
-    """None for a quantized checkpoint: transformers computes it for its figures, and no engine serves it so."""
+def _speed(target: Target, home: Home, device: str, model: str, key_variable: str) -> tuple[float | None, str]:
+    """(tokens per second, "") or (None, why): a speed that cannot be measured costs no evaluation. None for a quantized
+    checkpoint: transformers computes it for its figures, and no engine serves it so."""
     if target.is_quantized:
-        return None
-    if target.checkpoint_dir is not None:
-        return engine_speed(target.checkpoint_dir, NUM_TOKENS, device)
-    with _client(target, home, model, key_variable) as client:
-        return measure_levels(client, (1,), NUM_TOKENS)[0].tokens_per_second
+        return None, ""
+    try:
+        if target.checkpoint_dir is not None:
+            return engine_speed(target.checkpoint_dir, NUM_TOKENS, device), ""
+        with _client(target, home, model, key_variable) as client:
+            return measure_levels(client, (1,), NUM_TOKENS)[0].tokens_per_second, ""
+    except (RuntimeError, ValueError) as error:
+        return None, f"speed of {target.name}: {error}"
 
 
 @contextmanager
 def _client(target: Target, home: Home, model: str, key_variable: str) -> Iterator[ModelClient]:
     if target.gguf_path is None:
-        yield ModelClient(target.url, key_variable, STARTUP_TIMEOUT_SECONDS, model)
+        yield ModelClient(target.url, key_variable, TIMEOUT_SECONDS, model)
         return
-    resources = ServingResources(
-        host="127.0.0.1",
-        port=0,
-        context_length=256,
-        num_threads=NUM_THREADS,
-        startup_timeout_seconds=STARTUP_TIMEOUT_SECONDS,
-    )
+    resources = local_server(target.gguf_path, CONTEXT_LENGTH)
     with running_model_server(target.gguf_path, resources, home.run_dir / "compare-server.log") as server:
-        yield ModelClient(server.url, "", STARTUP_TIMEOUT_SECONDS, "")
+        yield ModelClient(server.url, "", TIMEOUT_SECONDS, "")
 
 
 def _prompts(path: Path) -> list[str]:

@@ -1,13 +1,15 @@
 """Evaluates a model by a suite of benchmarks, for `glm46 eval`: a checkpoint, a registered version, a GGUF file, or a
 server.
 
-No pipeline server is started, and nothing is written before every benchmark has ended.
+No pipeline server is started, and no result is written before every benchmark has ended. Only what a server or a GGUF
+file has answered is kept meanwhile.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 import urllib.request
@@ -17,12 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from configs.load import load_scale, load_suite
 from configs.schema import ServingResources
 from infra.home import Home
 from infra.registry.model_registry import model_name, open_registry
 from infra.registry.registered_versions import named_version
-from infra.serving.model_client import ModelClient
+from infra.serving.kept_answers import KeptAnswers
+from infra.serving.model_client import TEMPLATE_SETTINGS, ModelClient
 from infra.serving.model_server import running_model_server
 from infra.step import Progress
 from infra.storage.open_store import open_known_store
@@ -36,8 +41,11 @@ if TYPE_CHECKING:
 
 SECONDS_PER_LINE = 5.0
 """Between two lines of progress."""
-NUM_THREADS = 2
-STARTUP_TIMEOUT_SECONDS = 120.0
+STARTUP_SECONDS = 120.0
+READ_BYTES_PER_SECOND = 5e7
+"""Of a slow disk: how long the largest files may take until their server answers."""
+NUM_RETRIES = 5
+"""Of a request to a server: with the waits, 15 seconds."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,22 @@ class Wanted:
     model: str
     """The name under which a server knows its model; empty for its only one."""
     key_variable: str
+    concurrency: int
+    """Requests to a URL at a time."""
+    answers_path: Path | None
+    """Where the answers of a server are kept until the result is there; None keeps none."""
+
+
+def local_server(gguf_path: Path, context_length: int) -> ServingResources:
+    """Of a server of this command alone: a thread on each physical core that this process may use."""
+    usable = len(os.sched_getaffinity(0))
+    return ServingResources(
+        host="127.0.0.1",
+        port=0,
+        context_length=context_length,
+        num_threads=min(usable, psutil.cpu_count(logical=False) or usable),
+        startup_timeout_seconds=STARTUP_SECONDS + gguf_path.stat().st_size / READ_BYTES_PER_SECOND,
+    )
 
 
 def find_target(target: str, home: Home, scale: str, store: str | None) -> Target:
@@ -110,7 +134,7 @@ def ask(suite: str, data: str | None, limit: int | None) -> Asked:
 
 
 def evaluate_target(wanted: Wanted, home: Home) -> SuiteResult:
-    """Run the suite and write both files. Raises ValueError or ServerFailedError before anything is written."""
+    """Run the suite and write both files. Raises ValueError or ServerFailedError before either is written."""
     from tasks.evaluation.benchmarks.suite_results import write_result
 
     report = _lines_of_progress()
@@ -129,10 +153,10 @@ def _opened(wanted: Wanted, home: Home, report: Callable[[Progress], None]) -> I
     elif target.checkpoint_dir is not None:
         yield _checkpoint_model(target.checkpoint_dir, wanted, report), "glm46"
     elif target.gguf_path is not None:
-        with _llama_model(target.gguf_path, wanted.asked, home, report) as model:
+        with _llama_model(target.gguf_path, wanted, home, report) as model:
             yield model, "llama.cpp"
     else:
-        yield _endpoint_model(wanted, report), target.url
+        yield _endpoint_model(wanted, report)
 
 
 def _checkpoint_model(checkpoint_dir: Path, wanted: Wanted, report: Callable[[Progress], None]) -> LM:
@@ -175,17 +199,14 @@ def _quantized_model(target: Target, wanted: Wanted, report: Callable[[Progress]
 
 
 @contextmanager
-def _llama_model(gguf_path: Path, asked: Asked, home: Home, report: Callable[[Progress], None]) -> Iterator[LM]:
+def _llama_model(gguf_path: Path, wanted: Wanted, home: Home, report: Callable[[Progress], None]) -> Iterator[LM]:
     from tasks.release.served_scoring import ServedScorer
     from tasks.serving.server_model import LlamaModel, server_tokens
 
-    suite = asked.suite
-    resources = ServingResources(
-        host="127.0.0.1",
-        port=0,
-        context_length=suite.sequence_length + 1,
-        num_threads=NUM_THREADS,
-        startup_timeout_seconds=STARTUP_TIMEOUT_SECONDS,
+    suite, file = wanted.asked.suite, gguf_path.stat()
+    resources = local_server(gguf_path, suite.sequence_length + 1)
+    kept = _kept_answers(
+        wanted, f"{gguf_path.absolute()} {file.st_size} {file.st_mtime_ns} {suite.sequence_length} llama.cpp"
     )
     with running_model_server(gguf_path, resources, home.run_dir / "eval-server.log") as server:
         with urllib.request.urlopen(f"{server.url}/v1/models", timeout=suite.timeout_seconds) as answer:
@@ -194,10 +215,10 @@ def _llama_model(gguf_path: Path, asked: Asked, home: Home, report: Callable[[Pr
         sequence_length = min(suite.sequence_length, described["n_ctx_train"])
         (filler,) = server_tokens(server.url, "a")
         with ServedScorer(server.url, filler, described["n_vocab"]) as scorer:
-            yield LlamaModel(client, scorer, sequence_length, suite.enable_thinking, report)
+            yield LlamaModel(client, kept, scorer, sequence_length, suite.enable_thinking, report)
 
 
-def _endpoint_model(wanted: Wanted, report: Callable[[Progress], None]) -> LM:
+def _endpoint_model(wanted: Wanted, report: Callable[[Progress], None]) -> tuple[LM, str]:
     from tasks.serving.server_model import EndpointModel
 
     asked, suite = wanted.asked, wanted.asked.suite
@@ -206,10 +227,31 @@ def _endpoint_model(wanted: Wanted, report: Callable[[Progress], None]) -> LM:
             f"suite {asked.name} scores whole texts, which needs the tokens of the model behind {wanted.target.url}: "
             f"give the checkpoint or its GGUF file, or a suite without the kind text"
         )
-    client = ModelClient(wanted.target.url, wanted.key_variable, suite.timeout_seconds, wanted.model)
+    client = ModelClient(
+        wanted.target.url, wanted.key_variable, suite.timeout_seconds, wanted.model, num_retries=NUM_RETRIES
+    )
     if asked.needs_likelihoods:
         client.require_likelihoods()
-    return EndpointModel(client, suite.enable_thinking, report)
+    engine = wanted.target.url
+    if (
+        any(getattr(benchmark, "is_chat", False) for benchmark in suite.benchmarks)
+        and not client.takes_template_settings()
+    ):
+        engine += " without enable_thinking"
+        print(
+            f"{wanted.target.url} refuses {TEMPLATE_SETTINGS}: chats go without it, so the suite's enable_thinking has "
+            f"no effect",
+            file=sys.stderr,
+        )
+    kept = _kept_answers(wanted, f"{client.url} {client.model}")
+    return EndpointModel(client, kept, wanted.concurrency, suite.enable_thinking, report), engine
+
+
+def _kept_answers(wanted: Wanted, answered_by: str) -> KeptAnswers:
+    kept = KeptAnswers(wanted.answers_path, answered_by)
+    if kept.num_earlier:
+        print(f"{kept.num_earlier} earlier answers are in {wanted.answers_path}: remove it to ask all", file=sys.stderr)
+    return kept
 
 
 def _lines_of_progress() -> Callable[[Progress], None]:

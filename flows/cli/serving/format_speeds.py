@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel
 
-from configs.schema import ServingResources, served_gguf_type
-from flows.cli.serving.evaluate_target import NUM_THREADS, STARTUP_TIMEOUT_SECONDS
+from configs.schema import served_gguf_type
+from flows.cli.serving.evaluate_target import local_server
 from infra.home import Home
 from infra.serving.model_client import ModelClient
 from infra.serving.model_server import running_model_server
@@ -27,6 +27,8 @@ from tasks.serving.planned_server import DIRECTORY_ENGINES
 MIN_ROUNDS, MAX_ROUNDS = 3, 15
 MAX_SECONDS = 60.0
 """Of a pair of files, after which no further round begins: a large model needs few rounds, and would need hours."""
+TIMEOUT_SECONDS = 120.0
+"""Of one answer."""
 NUM_TOKENS = 32
 """Tokens of each answer by which the speed is measured."""
 CONTEXT_LENGTH = 256
@@ -87,19 +89,12 @@ def _too_large(*paths: Path) -> str:
 
 def _measure_in_turn(first: Path, second: Path, home: Home) -> list[tuple[float, float]]:
     """Tokens per second of both, in each round."""
-    resources = ServingResources(
-        host="127.0.0.1",
-        port=0,
-        context_length=CONTEXT_LENGTH,
-        num_threads=NUM_THREADS,
-        startup_timeout_seconds=STARTUP_TIMEOUT_SECONDS,
-    )
     with ExitStack() as stack:
         clients = []
         for number, path in enumerate((first, second)):
             log_path = home.run_dir / f"compare-server-{number}.log"
-            server = stack.enter_context(running_model_server(path, resources, log_path))
-            clients.append(ModelClient(server.url, "", STARTUP_TIMEOUT_SECONDS, ""))
+            server = stack.enter_context(running_model_server(path, local_server(path, CONTEXT_LENGTH), log_path))
+            clients.append(ModelClient(server.url, "", TIMEOUT_SECONDS, ""))
         rounds, began = [], time.monotonic()
         while len(rounds) < MIN_ROUNDS or (len(rounds) < MAX_ROUNDS and time.monotonic() - began < MAX_SECONDS):
             speeds = {}

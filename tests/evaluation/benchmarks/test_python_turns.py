@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from infra.serving.kept_answers import KeptAnswers
 from model.generation.generation import Generation
 from model.text.chat_template import render_to_train
 from tasks.data.prompts.python_turns import MAX_SHOWN_CHARS, MAX_TURNS, SHOWN_TOOLS, last_words
@@ -45,7 +46,7 @@ class ScriptedModel:
 
 def answer_of(scripted: ScriptedModel, *, is_served: bool = False, sequence_length: int = 4096) -> str:
     if is_served:
-        model = EndpointModel(scripted, False, lambda progress: None)  # pyright: ignore[reportArgumentType]
+        model = EndpointModel(scripted, KeptAnswers(None, ""), 1, False, lambda progress: None)  # pyright: ignore
     else:
         model = EngineModel(
             scripted,  # pyright: ignore[reportArgumentType]

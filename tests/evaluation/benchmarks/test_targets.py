@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from configs.load import load_suite
 from flows.cli.command import app
+from flows.cli.serving import evaluate_target
 from infra.serving.model_client import ModelClient
 from model.formats.gguf_checkpoint import write_gguf
 from model.formats.quantized_checkpoint import write_quantized
@@ -25,6 +26,7 @@ from model.formats.quantized_model import load_original
 from model.generation.generation import Sampling
 from tasks.evaluation.benchmarks.run_suite import read_suite_items
 from tasks.evaluation.engine import end_token_ids, load_engine
+from tasks.release.served_scoring import ServedScorer
 from tests.evaluation.benchmarks.toy_suite import LIKELIHOOD, toy_suite, write_suite, write_toy_model
 
 EXACT = ("accuracy", "accuracy_normalised")
@@ -354,14 +356,46 @@ def test_a_server_without_log_probabilities_is_refused_for_likelihoods_and_taken
     ("silent_seconds", "said"),
     [(0, "stopped answering after 3 answers"), (60, "took longer than 2.0 s after 3 answers")],
 )
-def test_a_server_that_stops_answering_midway_leaves_nothing(silent_seconds, said, toy, tmp_path):
+def test_a_server_that_stops_answering_midway_leaves_only_its_answers(silent_seconds, said, toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate_target, "NUM_RETRIES", 0)
     suite = toy / suite_of(toy, "copies")
     suite.write_text(yaml.safe_dump(yaml.safe_load(suite.read_text()) | {"timeout_seconds": 2}))
     with endpoint(toy, answers_left=2, silent_seconds=silent_seconds) as url:
-        code, errors, _ = evaluate(url, *options(toy, tmp_path / "a.json", suite.name))
+        code, errors, _ = evaluate(url, *options(toy, tmp_path / "a.json", suite.name), "--concurrency", 1)
     assert code == 1
-    assert f"{url} {said}" in errors and "nothing was written" in errors
-    assert not list(tmp_path.glob("a*"))
+    assert f"{url} {said}" in errors and f"the answers so far are in {tmp_path / 'a.answers.jsonl'}" in errors
+    assert [path.name for path in tmp_path.glob("a*")] == ["a.answers.jsonl"]
+
+
+def test_what_a_gguf_file_has_answered_is_not_computed_again(toy, own_items, tmp_path, monkeypatch):
+    """A server that dies after three continuations; the second command asks only the rest, and ends as one alone."""
+    given, scored = options(toy, tmp_path / "a.json", suite_of(toy, "choice")), []
+    score = ServedScorer.score_continuation
+
+    def score_three(scorer, *arguments):
+        if len(scored) == 3:
+            raise ConnectionResetError("gone")
+        scored.append(arguments)
+        return score(scorer, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ServedScorer, "score_continuation", score_three)
+        code, errors, _ = evaluate(toy / "model.gguf", *given)
+    assert code == 1 and "stopped answering (gone)" in errors
+
+    def score_rest(scorer, *arguments):
+        scored.append(arguments)
+        return score(scorer, *arguments)
+
+    monkeypatch.setattr(ServedScorer, "score_continuation", score_rest)
+    code, errors, _ = evaluate(toy / "model.gguf", *given)
+    assert code == 0 and f"3 earlier answers are in {tmp_path / 'a.answers.jsonl'}" in errors
+    served = items_of(tmp_path / "a.json")
+    assert len(scored) == sum(len(item["log_probabilities"]) for item in served)
+    for own, item in zip([each for each in items_of(own_items) if each["benchmark"] == "choice"], served, strict=True):
+        assert own["scores"] == item["scores"]
+        assert own["log_probabilities"] == pytest.approx(item["log_probabilities"], abs=2e-3)
+    assert sorted(path.name for path in tmp_path.glob("a*")) == ["a.items.jsonl", "a.json"]
 
 
 def test_a_checkpoint_that_lacks_a_tensor_is_one_sentence(toy, tmp_path):
