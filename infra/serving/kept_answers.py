@@ -34,8 +34,8 @@ def kept_until_done(output: Path | None) -> Iterator[Path | None]:
 
 
 class KeptAnswers:
-    """One JSON line per answer, after the digest of its request. Only answers of an earlier command are read: equal
-    requests of one command are asked each."""
+    """One JSON line per answer: who gave it, the digest of its request, the answer. Only answers of an earlier command
+    are read: equal requests of one command are asked each."""
 
     def __init__(self, path: Path | None, answered_by: str) -> None:
         """None keeps nothing; `answered_by` distinguishes the models that share a file. Raises ValueError for a file of
@@ -49,7 +49,8 @@ class KeptAnswers:
             end = data.rfind(b"\n") + 1
             file.truncate(end)  # a line that the end of the command cut
         try:
-            self._earlier = dict(json.loads(line) for line in data[:end].splitlines())
+            lines = [json.loads(line) for line in data[:end].splitlines()]
+            self._earlier = {key: answer for by, key, answer in lines if by == answered_by}
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} holds other lines than answers ({error}): remove it, to ask for all") from error
 
@@ -60,12 +61,12 @@ class KeptAnswers:
     def recall(self, name: str, ask: Callable[..., Any], *arguments: Any) -> Any:
         """The earlier answer to the same request, else the one of `ask(*arguments)`, which is kept. Tuples are lists in
         an earlier answer."""
-        key = digest_of([self._answered_by, name, arguments])
+        key = digest_of([name, arguments])
         if key in self._earlier:
             return self._earlier[key]
         answer = ask(*arguments)
         if self._path is not None:
-            line = json.dumps([key, answer]).encode() + b"\n"
+            line = json.dumps([self._answered_by, key, answer]).encode() + b"\n"
             with self._lock, open(self._path, "ab") as file:
                 file.write(line)
         return answer

@@ -248,7 +248,8 @@ def _endpoint_model(wanted: Wanted, report: Callable[[Progress], None]) -> tuple
 
 
 def _kept_answers(wanted: Wanted, answered_by: str) -> KeptAnswers:
-    kept = KeptAnswers(wanted.answers_path, answered_by)
+    side = wanted.output.name  # two sides of a comparison may be one server, and each is asked
+    kept = KeptAnswers(wanted.answers_path, f"{answered_by} {side}")
     if kept.num_earlier:
         print(f"{kept.num_earlier} earlier answers are in {wanted.answers_path}: remove it to ask all", file=sys.stderr)
     return kept

@@ -202,7 +202,7 @@ def test_an_answer_is_kept_for_the_same_request_of_the_same_model(tmp_path):
     again = KeptAnswers(path, "a")
     assert [again.recall("chat", ask, "é", seed) for seed in (1, 2)] == [["é", 1], ["é", 2]]
     KeptAnswers(path, "b").recall("chat", ask, "é", 1)
-    assert asked == ["é"] * 3 and KeptAnswers(path, "a").num_earlier == 3
+    assert asked == ["é"] * 3 and [KeptAnswers(path, by).num_earlier for by in ("a", "b")] == [2, 1]
     path.write_text("{}\n")
     with pytest.raises(ValueError, match="holds other lines than answers"):
         KeptAnswers(path, "a")
@@ -214,9 +214,11 @@ def test_a_server_whose_speed_cannot_be_measured_is_compared(given, tmp_path):
     def only_chats(number, path, asked):
         return None if "chat" in path else (404, f"Invalid URL (POST {path})", {})
 
-    with served(only_chats) as (url, _):
+    with served(only_chats) as (url, requests):
         code, errors, printed = compare(url, url, *given, "--output", tmp_path / "c.json", "--json")
     assert code == 0, errors
+    chats = [each for each in requests if "messages" in each]
+    assert len(chats) == 2 * (NUM_ITEMS + 1), "the same server on both sides is asked twice"
     made = json.loads(printed)
     assert made == json.loads((tmp_path / "c.json").read_text())
     assert [made[side]["tokens_per_second"] for side in ("first", "second")] == [None, None]
