@@ -101,10 +101,6 @@ class SuiteModel(TemplateLM):
     refuses_cuts: bool = False
     """Whether a prompt that is too long is an error, because what is asked for is in it; else it loses its
     beginning."""
-    num_cut: int = 0
-    """Prompts of the benchmark that lost their beginning."""
-    num_unfinished: int = 0
-    """Answers of the benchmark that had as many tokens as they may."""
     runs_python: bool = False
     """Whether calls of the tool `python` are answered, and the model goes on until a turn without one."""
 
@@ -123,6 +119,11 @@ class EngineModel(SuiteModel):
     Contexts begin with end-of-text where `starts_documents`, as the model's documents do. Without it a text's tokens
     are those that the harness's `hf` backend gives a model.
     """
+
+    num_cut: int = 0
+    """Prompts of the benchmark that lost their beginning."""
+    num_unfinished: int = 0
+    """Answers of the benchmark that had as many tokens as they may."""
 
     def __init__(
         self,

@@ -138,8 +138,8 @@ def _run_benchmark(model: LM, benchmark: Benchmark, asked: Asked) -> tuple[Bench
         num_records=read.num_records,
         left_out=read.left_out,
         num_items=len(outcomes),
-        num_cut=getattr(model, "num_cut", 0),
-        num_unfinished=getattr(model, "num_unfinished", 0),
+        num_cut=getattr(model, "num_cut", None),
+        num_unfinished=getattr(model, "num_unfinished", None),
         items_digest=items_digest(outcomes),
         figures=figures_of(outcomes),
         harness={key: value for key, value in metrics.items() if isinstance(value, float)},
@@ -149,10 +149,11 @@ def _run_benchmark(model: LM, benchmark: Benchmark, asked: Asked) -> tuple[Bench
 
 def _prepare(model: LM, benchmark: Benchmark, items: list[BenchmarkItem]) -> None:
     """Tell the model what the harness does not pass on."""
-    from tasks.evaluation.harness import SuiteModel, ToolRequest
+    from tasks.evaluation.harness import EngineModel, SuiteModel, ToolRequest
 
-    if isinstance(model, SuiteModel):
+    if isinstance(model, EngineModel):
         model.num_cut = model.num_unfinished = 0
+    if isinstance(model, SuiteModel):
         model.refuses_cuts = benchmark.kind in WHOLE_PROMPTS
         model.runs_python = benchmark.kind == "math_with_python"
         model.tool_requests = {

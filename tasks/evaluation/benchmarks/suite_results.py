@@ -52,10 +52,10 @@ class BenchmarkResult(BaseModel):
     left_out: dict[str, int]
     """Records by reason that were not asked."""
     num_items: int
-    num_cut: int = 0
-    """Prompts that lost their beginning, as sequence_length has no room for them."""
-    num_unfinished: int = 0
-    """Answers that ended because they had max_new_tokens."""
+    num_cut: int | None = None
+    """Prompts that lost their beginning, as sequence_length has no room for them; null of a server."""
+    num_unfinished: int | None = None
+    """Answers that ended because they had max_new_tokens; likewise."""
     items_digest: str
     """Over items, examples and expected answers: equal where two results answer the same questions."""
     figures: tuple[Figure, ...]
