@@ -12,6 +12,7 @@ from configs.load import load_prices
 from flows.running.run import ReleasedModel, Run
 from flows.running.run_step import run_effect, run_step
 from infra.registry.model_registry import model_name
+from tasks.data.filtering.blocked_documents import read_block_list
 from tasks.prepared_data import PreparedData
 from tasks.report.report_inputs import NamedRelease, ReportedPhases
 from tasks.report.write_report import publish_report, write_report
@@ -39,6 +40,7 @@ def report_run(
         run,
         write_report,
         data=prepared,
+        blocked=read_block_list(run.home.root, run.scale.data.recipe.filter.block_list),
         phases=phases,
         gguf_evaluation=None if released is None else released.gguf_evaluation,
         quantized=None if released is None else released.quantized_evaluations,

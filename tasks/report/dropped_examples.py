@@ -1,14 +1,16 @@
-"""Shows a few texts per reason for which a step dropped documents, looked up in the step's input."""
+"""Shows a few texts per reason for which a step dropped documents, looked up in the step's input; none that was taken
+down, nor one that resembles it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from infra.step import Artifact
+from tasks.data.filtering.blocked_documents import BLOCKED, DOCUMENT_ID, BlockedDocuments
 from tasks.data.records.documents import NUM_EXAMPLES
 from tasks.data.records.documents_by_id import read_by_id
 from tasks.data.records.stored_tables import open_parquet
@@ -32,14 +34,33 @@ class Example:
     text: str
 
 
-def dropped_examples(dropped_by: Artifact[Any], given: Sequence[Artifact[Any]]) -> dict[str, list[Example]]:
-    """Examples by reason, those of smallest id. `given`: the artifacts whose documents the step read."""
-    chosen = first_by_reason(dropped_by.file("dropped.parquet"), dropped_by.record.dropped, NUM_EXAMPLES)
+def dropped_examples(
+    dropped_by: Artifact[Any], given: Sequence[Artifact[Any]], blocked: BlockedDocuments | None
+) -> dict[str, list[Example]]:
+    """Examples by reason, those of smallest id that the block list does not name, nor what was kept in their place.
+    `given`: the artifacts whose documents the step read."""
+    counts = {reason: count for reason, count in dropped_by.record.dropped.items() if reason != BLOCKED}
+    chosen = first_by_reason(dropped_by.file("dropped.parquet"), counts, NUM_EXAMPLES)
     files = [file for artifact in given for file in artifact.files("documents/*.parquet")]
+    named = (identity for rows in chosen.values() for row in rows for identity in (row["id"], row["kept_id"]))
+    hidden = taken_down(named, files, blocked)
+    shown = {
+        reason: [row for row in rows if not {row["id"], row["kept_id"]} & hidden] for reason, rows in chosen.items()
+    }
     return {
         reason: [Example(row["id"], row["kept_id"], _text(row["id"], files)) for row in rows]
-        for reason, rows in sorted(chosen.items())
+        for reason, rows in sorted(shown.items())
+        if rows
     }
+
+
+def taken_down(ids: Iterable[str], files: list[StoredFile], blocked: BlockedDocuments | None) -> set[str]:
+    """Those of a few ids whose document in the files is in the block list."""
+    if blocked is None:
+        return set()
+    numbers = sorted({int(identity, 16) for identity in ids if DOCUMENT_ID.fullmatch(identity)})
+    batches = read_by_id(files, np.array(numbers, np.uint64), list(blocked.by_column))
+    return {row["id"] for batch in batches for row in batch.to_pylist() if blocked.lists(row)}
 
 
 def first_by_reason(file: StoredFile, counts: Mapping[str, int], num_each: int) -> dict[str, list[dict[str, Any]]]:

@@ -7,11 +7,12 @@ from operator import itemgetter
 from typing import Any
 
 from infra.step import Artifact, digest_of
+from tasks.data.filtering.blocked_documents import BlockedDocuments
 from tasks.data.prompts.collect_prompts import CollectedPrompts
 from tasks.data.records.documents import REPOSITORY
 from tasks.data.seeds.problem_kinds import EXACT
 from tasks.prepared_data import PreparedData, PreparedDocuments
-from tasks.report.dropped_examples import Example, dropped_examples, first_by_reason, shortened
+from tasks.report.dropped_examples import Example, dropped_examples, first_by_reason, shortened, taken_down
 from tasks.report.report_charts import bars
 from tasks.report.report_inputs import DIGITS
 from tasks.report.report_page import Cell, code, folded, heading, paragraph, quote, table
@@ -20,8 +21,8 @@ from tasks.report.report_quality import quality_section
 NUM_REJECTED_EXAMPLES = 5
 
 
-def data_section(data: PreparedData) -> str:
-    """From the sources to the training text."""
+def data_section(data: PreparedData, blocked: BlockedDocuments | None) -> str:
+    """From the sources to the training text; no text that `blocked` names."""
     documents = data.documents
     return "".join(
         (
@@ -30,8 +31,8 @@ def data_section(data: PreparedData) -> str:
             else heading("Documents")
             + bars("Documents after each stage", funnel_bars(data, documents))
             + table(("stage", "what", "number"), funnel_rows(data))
-            + _clusters(documents)
-            + _examples(data, documents)
+            + _clusters(documents, blocked)
+            + _examples(data, documents, blocked)
             + quality_section(data, documents)
             + heading("Bytes by domain")
             + _domains(data, documents),
@@ -115,21 +116,24 @@ def _reasons(stage: str, what: str, counts: Mapping[str, int]) -> list[tuple[str
     return [(stage, f"{what}: {reason}", count) for reason, count in ordered if count]
 
 
-def _clusters(documents: PreparedDocuments) -> str:
+def _clusters(documents: PreparedDocuments, blocked: BlockedDocuments | None) -> str:
     """Clusters that may be a template: many pages of one source that count as one."""
     clusters = documents.deduplicated.record.largest_clusters
-    said = [paragraph(cluster.describe()) for cluster in clusters]
-    return heading("Largest clusters of near-duplicates") + "".join(said) if clusters else ""
+    named = (identity for cluster in clusters for identity in (cluster.kept_id, cluster.removed_id))
+    hidden = taken_down(named, documents.scored.files("documents/*.parquet"), blocked)
+    shown = [cluster for cluster in clusters if not {cluster.kept_id, cluster.removed_id} & hidden]
+    said = "".join(paragraph(cluster.describe()) for cluster in shown)
+    return heading("Largest clusters of near-duplicates") + said if shown else ""
 
 
-def _examples(data: PreparedData, documents: PreparedDocuments) -> str:
+def _examples(data: PreparedData, documents: PreparedDocuments, blocked: BlockedDocuments | None) -> str:
     parts = [
         folded(
             f"{stage} · {reason}: {dropped.record.dropped[reason]:,} documents, for example",
             "".join(_example(example, why) for example in examples),
         )
         for stage, (dropped, inputs, why) in _dropping(data, documents).items()
-        for reason, examples in dropped_examples(dropped, inputs).items()
+        for reason, examples in dropped_examples(dropped, inputs, blocked).items()
     ]
     rejected = _rejected(data.ingested)
     if rejected:

@@ -35,6 +35,7 @@ from tasks.report.report_training import training_section
 
 if TYPE_CHECKING:
     from configs.schema import Prices
+    from tasks.data.filtering.blocked_documents import BlockedDocuments
     from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation
     from tasks.evaluation.decide_gate import GateDecision
     from tasks.release.decide_promotion import PromotionDecision
@@ -57,6 +58,7 @@ class Report(Record):
 def write_report(
     *,
     data: PreparedData,
+    blocked: BlockedDocuments | None,
     phases: ReportedPhases,
     gguf_evaluation: Artifact[GgufEvaluation] | None,
     quantized: QuantizedEvaluations | None,
@@ -70,8 +72,9 @@ def write_report(
     recipe: Prices,
     output: Output,
 ) -> Report:
-    """`recipe` has what a rank costs and draws, `decision` is that against the champion. The last eight artifacts and
-    `released` are None where the run ended before the release, those of the suite also where the scale has none."""
+    """`blocked` is not quoted. `recipe` has what a rank costs and draws, `decision` is that against the champion. The
+    last eight artifacts and `released` are None where the run ended before the release, those of the suite also where
+    the scale has none."""
     verdicts = named_verdicts(phases, quantization_decision, contamination_decision, decision, suite_decision)
     promoted = None if promotion is None else promotion.record
     accepted = all(verdict.accepted for _, verdict in verdicts) if promoted is None else promoted.accepted
@@ -84,7 +87,7 @@ def write_report(
         Section("Evaluation", evaluation_section(phases) + suite_table(suite_evaluation)),
         Section("Preference pairs", pairs_section(phases)),
         Section("Training", training_section(phases)),
-        Section("Data", data_section(data)),
+        Section("Data", data_section(data, blocked)),
         Section("Contracts", contract_section(data)),
         Section("Lineage", lineage_section(data, phases)),
         Section("Formats", formats_section(gguf_evaluation, quantized)),

@@ -14,6 +14,7 @@ from configs.load import load_prices
 from infra.home import Home
 from infra.step import Artifact
 from infra.storage.open_store import open_store
+from tasks.data.filtering.blocked_documents import BlockedDocuments
 from tasks.evaluation.evaluate_pairs import PairEvaluation
 from tasks.evaluation.intervals import best_of_k
 from tasks.evaluation.items import CHAT_PROBLEM, CHOICE, accuracy, read_items
@@ -274,14 +275,33 @@ def test_sampled_answers_of_the_first_and_last_step_are_shown_escaped(report):
 def test_dropped_examples_are_the_texts_that_the_step_read(data):
     walk = data.documents
     for dropped, given in ((walk.deduplicated, data.ingested), (walk.filtered, walk.split)):
-        examples = dropped_examples(dropped, (given,))
-        assert set(examples) == set(REASONS[dropped.manifest.step])
+        examples = dropped_examples(dropped, (given,), None)
+        assert set(examples) == set(REASONS[dropped.manifest.step]) - {"blocked"}
         for group in examples.values():
             assert 0 < len(group) <= 3
             for example in group:
                 assert (
                     example.text.startswith(f"{int(example.document_id, 16)}: {WORDS[:40]}") and len(example.text) < 230
                 )
+
+
+def test_no_text_that_was_taken_down_is_in_the_report(store, data, phases, report):
+    """A blocked text is hidden by its id, its address or its digest; so are one that was dropped in its favour and a
+    cluster of its near-duplicates."""
+    shown = report.path("report.html").read_text()
+    exact, near = f"{901:016x}", f"{961:016x}"
+    assert all(f"document {identity}" in shown for identity in (exact, near)), "without a block list they are quoted"
+    assert "filter · too_few_words" in shown and "filter · blocked" not in shown
+    for lists in ({"ids": (exact, "0" * 16)}, {"digests": (f"{901:064x}", "0" * 64)}):
+        text = (
+            write_toy_report(store, data, phases, blocked=BlockedDocuments(**{"ids": (), "urls": (), **lists}))
+            .path("report.html")
+            .read_text()
+        )
+        assert f"document {exact}" not in text and f"document {near}" in text and "A cup" not in text
+    listed = BlockedDocuments(ids=(), urls=("https://toy.example/7",))
+    text = write_toy_report(store, data, phases, blocked=listed).path("report.html").read_text()
+    assert f"document {exact}" in text and near not in text and "deduplicate · near" not in text
 
 
 def test_the_largest_clusters_of_near_duplicates_are_shown_escaped(report):

@@ -10,6 +10,7 @@ from configs.load import load_prices
 from configs.schema import GateRecipe, MarginRecipe, ReleaseRecipe, ServingResources
 from infra.step import Artifact, Output
 from infra.storage.store import Store
+from tasks.data.filtering.blocked_documents import BlockedDocuments
 from tasks.data.packing.pack_phase import PackedPhase
 from tasks.evaluation.decide_gate import decide_gate
 from tasks.evaluation.evaluate_checkpoint import evaluate_checkpoint
@@ -194,7 +195,12 @@ def reported_phases(store: Store, names: tuple[str, ...], not_reached: tuple[str
 
 
 def write_toy_report(
-    store: Store, data: PreparedData, phases: ReportedPhases, approval: Approval | None = None, replaced: str = "3"
+    store: Store,
+    data: PreparedData,
+    phases: ReportedPhases,
+    approval: Approval | None = None,
+    replaced: str = "3",
+    blocked: BlockedDocuments | None = None,
 ) -> Artifact[Report]:
     """Of a run that was released; a person may have answered."""
     last = phases.last
@@ -228,6 +234,7 @@ def write_toy_report(
         store,
         write_report,
         data=data,
+        blocked=blocked,
         phases=phases,
         gguf_evaluation=scored,
         quantized=QuantizedEvaluations({}),
@@ -248,6 +255,7 @@ def write_unreleased_report(store: Store, data: PreparedData, phases: ReportedPh
         store,
         write_report,
         data=data,
+        blocked=None,
         phases=phases,
         gguf_evaluation=None,
         quantized=None,

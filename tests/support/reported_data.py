@@ -43,7 +43,7 @@ REASONS = {
     "deduplicate_documents": {"exact": 60, "near": 39},
     "remove_boilerplate": {},
     "remove_semantic_duplicates": {},
-    "filter_documents": {"too_few_words": 48},
+    "filter_documents": {"too_few_words": 48, "blocked": 3},
     "decontaminate_documents": {"overlap": 2},
 }
 SHARDS = TokenShards(
@@ -216,6 +216,8 @@ RECORDS: dict[str, Record] = {
     "ngram_model": TrainedNgramModel(languages=("en",), too_small={}, num_known_references=0, reference_rejected={}),
 }
 """By the names in PreparedData."""
+KEPT = f"{7:016x}"
+"""The document in whose favour near-duplicates were dropped."""
 DOCUMENTS = {
     "extracted": ("extract_documents", range(1000)),
     "boilerplate_free": ("remove_boilerplate", range(1000)),
@@ -264,13 +266,17 @@ def documents(
     """An artifact with documents of these numbers, and a dropped.parquet where the step has reasons."""
 
     def write(output: Output) -> None:
-        rows = [{"id": f"{number:016x}", "text": f"{number}: {WORDS * 8}"} for number in ids]
+        rows = [
+            {"id": f"{number:016x}", "url": f"https://toy.example/{number}", "content_digest": f"{number:064x}"}
+            | {"text": f"{number}: {WORDS * 8}"}
+            for number in ids
+        ]
         pq.write_table(pa.Table.from_pylist(rows), output.path("documents/part-00000.parquet"))
         extra(output)
         if name in REASONS:
             reasons = [reason for reason, count in REASONS[name].items() for _ in range(count)]
             dropped = [
-                {"id": f"{ids.stop + number:016x}", "reason": reason, "kept_id": "k" if reason == "near" else ""}
+                {"id": f"{ids.stop + number:016x}", "reason": reason, "kept_id": KEPT if reason == "near" else ""}
                 for number, reason in enumerate(reasons)
             ]
             schema = pa.schema([(column, pa.string()) for column in ("id", "reason", "kept_id")])

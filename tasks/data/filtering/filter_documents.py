@@ -40,7 +40,17 @@ if TYPE_CHECKING:
     from configs.schema import FilterRecipe, SparkResources
     from tasks.data.deduplication.split_documents import SplitDocuments
 
-JUDGED_COLUMNS = ("id", "url", "collection", "domain", "lang", "text", *SCORES, "perplexity_percentile")
+JUDGED_COLUMNS = (
+    "id",
+    "url",
+    "content_digest",
+    "collection",
+    "domain",
+    "lang",
+    "text",
+    *SCORES,
+    "perplexity_percentile",
+)
 EXAMPLE_COLUMNS = "id string, source string, offset long, domain string, text string"
 EXAMPLES_PER_REASON = 5
 EXAMPLE_CHARS = 400
