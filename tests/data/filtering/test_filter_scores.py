@@ -13,7 +13,7 @@ import pytest
 
 from configs.schema import FilterRecipe
 from infra.step import Output, Record, step
-from tasks.data.filtering.blocked_documents import BlockedDocuments, read_block_list
+from tasks.data.filtering.blocked_documents import BlockedDocuments, entry_of, read_block_list
 from tasks.data.filtering.filter_documents import FilteredDocuments, filter_documents
 from tasks.data.filtering.score_bounds import bucket_floors
 from tasks.data.records.documents import (
@@ -189,12 +189,29 @@ def test_what_the_block_list_names_is_dropped_and_nothing_else_and_its_text_is_n
     assert not {row["id"] for row in rows(blocked, "examples.parquet")} & set(ids)
 
 
+def test_an_entry_with_a_digest_means_its_text_at_any_position(filtered, one, tmp_path):
+    """As after an edit of the source: the text has another id, and the id another text."""
+    moved, stranger, old = (document_id("toy", number, 0) for number in (100, 101, 102))
+    digest = content_digest(prose(100, 60))
+    (tmp_path / "blocked.txt").write_text(f"{stranger} sha256:{digest} sha256:{'0' * 64}\n{old}\n")
+    listed = read_block_list(tmp_path, "blocked.txt")
+    assert listed == BlockedDocuments(ids=(old,), urls=(), digests=("0" * 64, digest))
+    assert listed.missing((entry_of(moved, (digest,)), entry_of(old, ()), entry_of(moved, ("1" * 64,)))) == [
+        f"{moved} sha256:{'1' * 64}"
+    ]
+    kept, all_kept = ({row["id"] for row in rows(made, "documents/*.parquet")} for made in (filtered(1, listed), one))
+    assert all_kept - kept == {moved, old}
+
+
 def test_a_block_list_that_cannot_be_read_is_one_sentence(tmp_path):
     assert read_block_list(tmp_path, "none.txt") is None
     with pytest.raises(ValueError, match=r"block_list .*none.txt does not exist: make the file, or name another"):
         read_block_list(tmp_path, str(tmp_path / "none.txt"))
     (tmp_path / "list.txt").write_text("# nothing yet\n")
     assert read_block_list(tmp_path, "list.txt") is None
+    (tmp_path / "list.txt").write_text("0123456789abcdef sha256:0123\n")
+    with pytest.raises(ValueError, match=r"list.txt, line 1: '0123456789abcdef sha256:0123' is neither the id"):
+        read_block_list(tmp_path, "list.txt")
     (tmp_path / "list.txt").write_text("0123456789abcdef\n0123456789abcde\n")
     with pytest.raises(ValueError, match=r"list.txt, line 2: '0123456789abcde' is neither the id of a document"):
         read_block_list(tmp_path, "list.txt")
