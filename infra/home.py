@@ -7,6 +7,10 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+DEFAULT_ROOT = ".glm46"
+OWN_NAMES = {"store", "prefect", "mlflow", "work", "cache", "run", "lost+found"}
+"""What is in a home before its first run has begun; `lost+found` is in the root of a new ext4 volume."""
+
 
 @dataclass(frozen=True)
 class Home:
@@ -52,17 +56,26 @@ class Home:
 
 
 def named_home() -> Home:
-    """The home named by GLM46_HOME, which may not exist."""
-    return Home(Path(os.environ.get("GLM46_HOME", ".glm46")).absolute())
+    """The home named by GLM46_HOME, which may not exist. An empty variable is as an unset one."""
+    return Home(Path(os.environ.get("GLM46_HOME") or DEFAULT_ROOT).expanduser().absolute())
+
+
+def known_home() -> Home:
+    """The home named by GLM46_HOME, for commands that look something up: nothing is created. Raises ValueError for a
+    directory with other things in it."""
+    home = named_home()
+    _refuse_other_directory(home)
+    return home
 
 
 def open_home() -> Home:
-    """The home named by GLM46_HOME, created if needed. Raises ValueError if it cannot be written.
+    """The home named by GLM46_HOME, created if needed. Raises ValueError if it cannot be written, and for a directory
+    with other things in it, whose mode stays.
 
     Other users cannot enter it: a home that they could enter becomes 0700. One with bits for its group only (`chmod
     750`) stays as it is: the group can read artifacts, but neither databases nor logs.
     """
-    home = named_home()
+    home = known_home()
     try:
         home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if home.root.stat().st_mode & 0o007:
@@ -79,6 +92,17 @@ def open_home() -> Home:
             f"GLM46_HOME {home.root} cannot be written ({error.strerror}): make it writable or name another directory"
         ) from error
     return home
+
+
+def _refuse_other_directory(home: Home) -> None:
+    try:
+        names = set(os.listdir(home.root))
+    except OSError:  # not there, or no directory: open_home says so
+        return
+    if not names <= OWN_NAMES and not {home.prefect_dir.name, home.run_dir.name} <= names:
+        raise ValueError(
+            f"GLM46_HOME {home.root} is not empty and no home of glm46: name a new directory, or the home of your runs"
+        )
 
 
 def private_file(path: Path) -> Path:

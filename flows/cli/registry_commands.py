@@ -21,12 +21,12 @@ def rollback(
     with usage_errors():
         from configs.load import load_scale
         from flows.cli.serving.serve_model import find_version
-        from infra.home import open_home
+        from infra.home import known_home
         from infra.registry.model_registry import CHAMPION, model_name, open_registry
         from infra.registry.promotion import roll_back
         from infra.storage.open_store import open_known_store
 
-        home, configuration = open_home(), load_scale(scale)
+        home, configuration = known_home(), load_scale(scale)
         find_version(home, configuration, CHAMPION)
         opened = open_known_store(store, home)
     with failures(home):
@@ -67,14 +67,14 @@ def verify(
 ) -> None:
     """Check a release against its evidence: signature, keys, digests, the sha256 of every file. Changes nothing."""
     with usage_errors():
-        from infra.home import open_home
+        from infra.home import known_home
         from infra.signature_bundle import read_public_key
         from infra.storage.open_store import open_known_store
         from tasks.lineage.verify_release import verify_release
 
         if data is not None and rebuild is None:
             raise ValueError("--data is what --rebuild reads: give both, or neither")
-        home = open_home()
+        home = known_home()
         public = None if key is None else read_public_key(key)
         found = verify_release(directory, open_known_store(store, home), public)
         print(found.model_dump_json() if as_json else found.describe(), flush=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -42,19 +44,20 @@ def gc(
     """List or remove what nobody needs: attempts of killed runs, invalid manifests, old leases, cached copies."""
     with usage_errors():
         from flows.cli.jobs import running_jobs
-        from infra.home import open_home
+        from infra.home import known_home
         from infra.storage.garbage import delete_garbage, find_garbage
         from infra.storage.open_store import open_known_store
 
-        home = open_home()
+        home = known_home()
         opened = open_known_store(store, home)
+    say = partial(print, file=sys.stderr if as_json else sys.stdout)
     with usage_errors(opened.staging_root):
-        garbage = find_garbage(opened, older_than * HOUR_SECONDS, is_cache_free=not running_jobs(home), say=print)
+        garbage = find_garbage(opened, older_than * HOUR_SECONDS, is_cache_free=not running_jobs(home), say=say)
         for lease in garbage.silent:
-            print(f"nobody renews the lease of {lease.holder}: the next run that needs its work takes it over")
+            say(f"nobody renews the lease of {lease.holder}: the next run that needs its work takes it over")
         if delete:
             garbage = delete_garbage(opened, garbage)
         for heap in garbage.heaps():
-            print(f"{'removed ' if delete else ''}{heap.describe()}")
+            say(f"{'removed ' if delete else ''}{heap.describe()}")
         if as_json:
             print(json.dumps({heap.what: {"count": heap.count, "bytes": heap.num_bytes} for heap in garbage.heaps()}))

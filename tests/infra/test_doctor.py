@@ -14,7 +14,7 @@ from configs import machine
 from configs.load import load_scale
 from flows.stages import launchers_of
 from infra.child_process import free_port
-from infra.home import Home
+from infra.home import Home, known_home, named_home, open_home
 from infra.machine import doctor
 from infra.servers.recorded_servers import ServerUrls, ended_servers, record
 from tests.support.pipeline import glm46
@@ -120,3 +120,31 @@ def test_code_compiled_for_another_machine_is_named_with_both(tmp_path, monkeypa
     assert "model.kernels.native_library" in check.fix
     (machine.make_native_dir() / "decoding_kernel-0.so").touch()
     assert not doctor.check_native_code([here.native_dir / "decoding_kernel-0.so"]).fix
+
+
+@pytest.mark.parametrize("opening", [known_home, open_home])
+def test_a_directory_with_other_things_in_it_is_no_home_and_keeps_its_mode(opening, tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "colleagues_file").touch()
+    tmp_path.chmod(0o775)
+    monkeypatch.setenv("GLM46_HOME", str(tmp_path))
+    with pytest.raises(ValueError, match=rf"GLM46_HOME {tmp_path} is not empty and no home of glm46: name a new direc"):
+        opening()
+    assert tmp_path.stat().st_mode & 0o777 == 0o775
+    assert {path.name for path in tmp_path.iterdir()} == {"work", "colleagues_file"}
+
+
+def test_a_new_directory_a_volume_and_a_home_with_the_users_files_are_homes(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLM46_HOME", str(tmp_path))
+    (tmp_path / "lost+found").mkdir()
+    home = open_home()
+    (tmp_path / "blocked_documents.txt").touch()
+    assert open_home() == known_home() == home and tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_empty_variable_is_an_unset_one_and_a_tilde_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    for value, root in (("", ".glm46"), ("~/runs", "me/runs")):
+        monkeypatch.setenv("GLM46_HOME", value)
+        assert named_home().root == tmp_path / root

@@ -211,10 +211,10 @@ def test_the_command_lists_by_default_and_removes_when_it_is_asked_to(home, tmp_
     command = ["gc", "--older-than", "0", "--json"]
     listed = CliRunner().invoke(app, command)
     assert listed.exit_code == 0, listed.output
-    assert "attempts that no manifest names: 1 (9 bytes)" in listed.output
+    assert "attempts that no manifest names: 1 (9 bytes)" in listed.stderr and json.loads(listed.stdout)
     assert (store.root / f"objects/{NOBODY}/attempt/a.txt").exists()
     removed = CliRunner().invoke(app, [*command, "--delete"])
-    assert json.loads(removed.output.splitlines()[-1])["attempts that no manifest names"] == {"count": 1, "bytes": 9}
+    assert json.loads(removed.stdout)["attempts that no manifest names"] == {"count": 1, "bytes": 9}
     assert not (store.root / f"objects/{NOBODY}/attempt/a.txt").exists()
 
 
@@ -239,6 +239,29 @@ def fill_up(disk) -> None:
                 file.write(bytes(4096))
         except OSError as error:
             assert error.errno == errno.ENOSPC
+
+
+LOOKING = (
+    ("gc",),
+    ("lineage", "model", "champion"),
+    ("lineage", "document", "0" * 16),
+    ("forget", "0" * 16),
+    ("evidence", "--output", "evidence"),
+    ("rollback", "tiny", "--reason", "worse"),
+)
+"""Commands that look something up."""
+
+
+@pytest.mark.parametrize("command", LOOKING)
+@pytest.mark.parametrize("exists", [False, True])
+def test_no_home_is_made_by_a_command_that_looks_something_up(command, exists, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GLM46_HOME", "team")
+    if exists:
+        (tmp_path / "team").mkdir()
+    looked = CliRunner().invoke(app, command)
+    assert looked.exit_code == 2 and "run `glm46 run tiny` first" in looked.stderr
+    assert not list(tmp_path.rglob("team/*")) and (tmp_path / "team").exists() == exists
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from configs.load import load_scale
 from flows.cli.evidence.trace_lineage import registered_versions
 from flows.cli.evidence.whole_run import whole_run
 from flows.show.outcome import RunOutcome
-from infra.home import Home, open_home
+from infra.home import Home, known_home, open_home
 from infra.registry.model_registry import open_registry
 from infra.registry.promotion import FORGOTTEN_TAG
 from infra.storage.manifest_graph import read_manifest_graph
@@ -26,7 +26,7 @@ MAX_TAG_CHARS = 5000
 
 def plan(asked: str, store: str | None) -> TakeDown:
     """What a take-down would do. Raises ValueError for a document that the store does not know."""
-    home = open_home()
+    home = known_home()
     return plan_takedown(read_manifest_graph(open_known_store(store, home)), registered_versions(home), asked)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.load import load_scale
-from infra.home import Home, open_home
+from infra.home import Home, known_home
 from infra.registry.model_registry import find_registry, model_name, open_registry
 from infra.registry.registered_versions import NamedVersion, all_versions, named_version
 from infra.storage.manifest_graph import read_manifest_graph
@@ -27,7 +27,7 @@ def lineage_of_model(name: str, scale: str, store: str | None, records_path: Pat
 
     if records_path is not None and not records_path.absolute().parent.is_dir():
         raise ValueError(f"--records {records_path}: {records_path.absolute().parent} is no directory: name one")
-    home = open_home()
+    home = known_home()
     version = named_version(open_registry(home), model_name(load_scale(scale).scale), name)
     return trace_model(read_manifest_graph(open_known_store(store, home)), version, records_path)
 
@@ -37,7 +37,7 @@ def lineage_of_document(asked: str, store: str | None) -> list[DocumentLineage]:
     know."""
     from tasks.lineage.trace_document import trace_document
 
-    home = open_home()
+    home = known_home()
     graph, identities = read_manifest_graph(open_known_store(store, home)), (asked,)
     if "://" in asked:
         from tasks.lineage.plan_takedown import documents_at

@@ -14,7 +14,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from configs.load import load_scale
-from infra.home import open_home
+from infra.home import known_home
 from infra.registry.model_registry import model_name, open_registry
 from infra.registry.registered_versions import NamedVersion, named_version
 from infra.signature_bundle import read_private_key, sign
@@ -42,7 +42,7 @@ def write_evidence(
     if target.exists():
         raise ValueError(f"{target} exists: name a new directory")
     key = None if sign_key_path is None else read_private_key(sign_key_path)
-    home = open_home()
+    home = known_home()
     version = named_version(open_registry(home), model_name(load_scale(scale).scale), name)
     files = evidence_files(read_manifest_graph(open_known_store(store, home)), version)
     if key is not None:
