@@ -24,7 +24,7 @@ def open_store(uri: str | None, home: Home) -> Store:
 def open_known_store(uri: str | None, home: Home) -> Store:
     """The store at a URI that something is looked up in: one that is not there, or that no run wrote, is a mistake, and
     no store is made of it; nor a home for the home's own (None). Raises ValueError."""
-    if uri is None and not home.run_dir.is_dir():
+    if uri is None and not home.run_dir.is_dir() and not (home.store_dir / MANIFESTS).is_dir():
         raise ValueError(
             f"{home.root} is no home of glm46 yet: run `glm46 run tiny` first, set GLM46_HOME to where it was run, or "
             f"name a store with --store"

@@ -15,16 +15,20 @@ from infra.registry.model_registry import CHAMPION, DIGEST_TAG, GGUF_TAG
 from infra.registry.registered_versions import NamedVersion
 from infra.step import Manifest
 from infra.storage.manifest_graph import ManifestGraph
-from tasks.data.filtering.blocked_documents import BLOCKED, DOCUMENT_ID
+from tasks.data.filtering.blocked_documents import BLOCKED, DOCUMENT_ID, entry_of
 from tasks.lineage.provenance import released_artifacts
 from tasks.lineage.stored_rows import find_rows
-from tasks.lineage.trace_document import Descendant, DocumentLineage, TrainedOn, trace_document
+from tasks.lineage.trace_document import FILES_FILE, Descendant, DocumentLineage, TrainedOn, trace_document
 
 MAX_SHOWN = 8
 TEXT_FILES = "documents/"
 FILTER_STEP = "filter_documents"
 DOCUMENT_STEPS = ("extract_documents", "remove_boilerplate", FILTER_STEP)
 """Steps whose documents/ are cut to their final pieces; a block list names these."""
+DROPPING_STEPS = ("deduplicate_documents", "remove_semantic_duplicates")
+REPORT_STEP, REPORT_FILE = "write_report", "report.html"
+HOLDING_FILES = (f"{TEXT_FILES}*", "members.parquet", "examples.parquet")
+"""Files with the id of each document whose text the step holds: as text, as tokens in shards, or its beginning."""
 
 
 class Rerun(BaseModel):
@@ -41,10 +45,17 @@ class TakeDown(BaseModel):
     asked: str
     ids: tuple[str, ...]
     """All pieces of the records that were meant."""
+    same: tuple[str, ...]
+    """Other documents with the text of one of them: they are blocked, too."""
+    entries: tuple[str, ...]
+    """Lines of the block list besides what was asked."""
     blocked: tuple[str, ...]
     """Those of them that the block list has dropped in a run already."""
     copies: tuple[str, ...]
-    """Documents that were kept as duplicates in the place of one that is meant: they stay, unless asked for too."""
+    """Near-duplicates that were kept in the place of one that is meant: they stay, unless asked for too."""
+    resembling: tuple[str, ...]
+    """Near-duplicates that were dropped in favour of one that is meant: one takes its place once its source is
+    gone."""
     holders: tuple[str, ...]
     """Steps of this store whose files hold the text, each with the beginning of its key. The files stay until the
     artifact is removed; the source is the user's."""
@@ -60,7 +71,9 @@ class TakeDown(BaseModel):
         lines = [f"{self.asked}: documents {', '.join(self.ids[:MAX_SHOWN])}{more}"]
         lines += [f"  held by {', '.join(self.holders)}"]
         lines += [f"  dropped as {BLOCKED} in an earlier run: {', '.join(self.blocked)}"] if self.blocked else []
-        lines += [f"  a duplicate of it stays: {identity}" for identity in self.copies]
+        lines += [f"  the same text is in {identity}, which is meant, too" for identity in self.same]
+        lines += [f"  a near-duplicate of it stays, unless you ask for it too: {identity}" for identity in self.copies]
+        lines += [f"  a near-duplicate was dropped in favour of it: {identity}" for identity in self.resembling]
         tokens: Counter[str] = Counter()
         for use in self.trained:
             tokens[use.phase] += use.num_tokens
@@ -69,7 +82,8 @@ class TakeDown(BaseModel):
             named = f"{model.model} version {model.version}" if model.model else f"no version ({model.digest[:12]})"
             lines.append(f"  in {model.phase}: {named}{''.join(f' = {alias}' for alias in model.aliases)}")
         if not self.reruns:
-            return "\n".join([*lines, "  no phase was trained on it: nothing has to be rebuilt"])
+            rest = ", but one may have been on what stays" if self.copies else ": nothing has to be rebuilt"
+            return "\n".join([*lines, f"  no phase was trained on it{rest}"])
         seconds = sum(each.seconds for each in self.reruns)
         longest = sorted(self.reruns, key=lambda each: -each.seconds)[:3]
         most = ", ".join(f"{each.step} {each.seconds:,.1f} s" for each in longest)
@@ -86,17 +100,23 @@ def plan_takedown(graph: ManifestGraph, versions: list[NamedVersion], asked: str
         raise ValueError(
             f"store {graph.store.uri} holds no document from {asked}: give the URL as the source has it, or an id"
         )
-    lineages = [trace_document(graph, versions, identity) for identity in ids]
-    models = tuple({(model.digest, model.version): model for each in lineages for model in each.models}.values())
+    digests = {identity: _digests(graph, identity) for identity in ids}
+    same = _with_digests(graph, {digest for each in digests.values() for digest in each}) - set(ids)
+    meant = (*ids, *sorted(same))
+    lineages = [trace_document(graph, versions, identity) for identity in meant]
+    models = {(model.digest, model.version): model for each in lineages for model in each.models}
     return TakeDown(
         asked=asked,
         ids=ids,
+        same=tuple(sorted(same)),
+        entries=tuple(entry_of(identity, of_text) for identity, of_text in digests.items()),
         blocked=tuple(each.id for each in lineages if any(drop.reason == BLOCKED for drop in each.dropped)),
-        copies=_copies(lineages, ids),
-        holders=tuple(f"{made.step} ({made.key[:12]})" for made in _holders(graph, ids)),
+        copies=_kept_instead(lineages, meant),
+        resembling=_dropped_instead(graph, meant),
+        holders=tuple(f"{made.step} ({made.key[:12]})" for made in _holders(graph, meant)),
         trained=tuple(use for each in lineages for use in each.trained),
-        models=models,
-        reruns=tuple(_reruns(graph, versions, models)),
+        models=tuple(models.values()),
+        reruns=tuple(_reruns(graph, versions, tuple(models.values()))),
     )
 
 
@@ -136,19 +156,54 @@ def _rows(graph: ManifestGraph, made: Manifest, wanted: dict[str, Iterable[Any]]
     return find_rows(graph, made, (f"{TEXT_FILES}*",), wanted, ("id",))
 
 
-def _copies(lineages: Iterable[DocumentLineage], ids: tuple[str, ...]) -> tuple[str, ...]:
+def _digests(graph: ManifestGraph, identity: str) -> tuple[str, ...]:
+    """The digests of a document's text: another one where boilerplate was cut out of it."""
+    found = (
+        row.get("content_digest")
+        for made in graph.made_by(*DOCUMENT_STEPS)
+        for row in find_rows(graph, made, (f"{TEXT_FILES}*",), {"id": [identity]}, ("content_digest",))
+    )
+    return tuple(sorted({digest for digest in found if digest}))
+
+
+def _with_digests(graph: ManifestGraph, digests: set[str]) -> set[str]:
+    """Ids of the documents with these texts."""
+    makers = graph.made_by(*DOCUMENT_STEPS) if digests else ()
+    return {row["id"] for made in makers for row in _rows(graph, made, {"content_digest": digests})}
+
+
+def _kept_instead(lineages: Iterable[DocumentLineage], meant: Iterable[str]) -> tuple[str, ...]:
     kept = {drop.kept_id for each in lineages for drop in each.dropped if "duplicate" in drop.reason and drop.kept_id}
-    return tuple(sorted(kept - set(ids)))
+    return tuple(sorted(kept - set(meant)))
+
+
+def _dropped_instead(graph: ManifestGraph, meant: Iterable[str]) -> tuple[str, ...]:
+    rows = (
+        row
+        for made in graph.made_by(*DROPPING_STEPS)
+        for row in find_rows(graph, made, ("dropped.parquet",), {"kept_id": meant}, ("id",))
+    )
+    return tuple(sorted({row["id"] for row in rows} - set(meant)))
 
 
 def _holders(graph: ManifestGraph, ids: tuple[str, ...]) -> list[Manifest]:
-    makers = {
-        digest: made
-        for digest, made in graph.by_digest.items()
-        if any(name.startswith(TEXT_FILES) for name in made.content)
-    }
-    in_order = (made for made in graph.ancestors(*makers.values()) if made.digest in makers)
-    return [made for made in in_order if _rows(graph, made, {"id": ids})]
+    """The steps with the text, in the order of their making: by itself, inside a repository, or quoted by a report."""
+    repositories = (
+        row["repository_id"]
+        for made in graph.made_by("concatenate_repositories")
+        for row in find_rows(graph, made, (FILES_FILE,), {"id": ids}, ("repository_id",))
+    )
+    named = {*ids, *repositories}
+    steps = [made for made in graph.ancestors(*graph.by_digest.values()) if made.step != REPORT_STEP]
+    reports = [made for found in graph.with_digest.values() for made in found if made.step == REPORT_STEP]
+    return [made for made in (*steps, *reports) if _holds(graph, made, named)]
+
+
+def _holds(graph: ManifestGraph, made: Manifest, ids: set[str]) -> bool:
+    if made.step == REPORT_STEP and REPORT_FILE in made.evidence:
+        report = graph.open(made).path(REPORT_FILE).read_text(encoding="utf-8")
+        return any(identity in report for identity in ids)
+    return bool(find_rows(graph, made, HOLDING_FILES, {"id": ids}, ("id",)))
 
 
 def _reruns(graph: ManifestGraph, versions: list[NamedVersion], models: tuple[Descendant, ...]) -> Iterable[Rerun]:

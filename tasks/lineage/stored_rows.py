@@ -32,7 +32,8 @@ def find_rows(
 ) -> list[dict[str, Any]]:
     """Rows of the files that match one of the shell patterns, in the order of the files. `wanted` has the values that
     are looked for by column; a row has one of each. Of `columns` a row has those that its file has."""
-    names = sorted(name for name in manifest.content if any(fnmatchcase(name, pattern) for pattern in patterns))
+    stored = {**manifest.content, **manifest.evidence}
+    names = sorted(name for name in stored if any(fnmatchcase(name, pattern) for pattern in patterns))
     artifact = graph.open(manifest)
     look = partial(_rows_of_file, wanted=wanted, columns=tuple(columns))
     return [row for rows in map_in_threads(look, map(artifact.file, names)) for row in rows]

@@ -222,7 +222,7 @@ def _drops(graph: ManifestGraph, identity: str) -> Iterator[Drop]:
 
 def _trained_on(graph: ManifestGraph, identity: str) -> Iterator[TrainedOn]:
     members = {made.digest: list(_members(graph, made, identity)) for made in graph.made_by(*SHARD_STEPS)}
-    for checkpoint in graph.made_by(TRAIN_STEP):
+    for checkpoint in _checkpoints(graph):
         phase = phase_of(graph, checkpoint)
         rows = [row for shards in phase.shards for row in members[shards.digest]]
         for row in rows:
@@ -235,6 +235,12 @@ def _trained_on(graph: ManifestGraph, identity: str) -> Iterator[TrainedOn]:
             assert phase.prompts is not None
             if identity in asked_prompt_ids(graph, checkpoint, phase.prompts):
                 yield _trained(phase, PROMPTS_FILE, row["offset"], 0)
+
+
+def _checkpoints(graph: ManifestGraph) -> list[Manifest]:
+    """Those of all phases, each after the one that it was started from."""
+    made = graph.ancestors(*graph.made_by(TRAIN_STEP))
+    return [graph.by_digest[each.digest] for each in made if each.step == TRAIN_STEP]
 
 
 def _members(graph: ManifestGraph, shards: Manifest, identity: str) -> Iterator[dict[str, Any]]:
@@ -269,7 +275,7 @@ def _trained(phase: TrainedPhase, shard: str, sequence: int, num_tokens: int, wi
 def _descendants(graph: ManifestGraph, versions: list[NamedVersion], digests: set[str]) -> Iterator[Descendant]:
     """The checkpoints with these digests and all that were started from them or learned their answers, with their
     registered versions."""
-    made = list(graph.made_by(TRAIN_STEP))
+    made = _checkpoints(graph)
     teachers = {
         one.digest: {one.identity["inputs"]["start"], *(each.digest for each in experts_of(graph, one))} for one in made
     }

@@ -19,11 +19,12 @@ from infra.servers.databases import mlflow_database
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
 from tasks.data.filtering.blocked_documents import read_block_list
+from tasks.data.records.documents import content_digest
 from tasks.lineage import plan_takedown
 from tasks.lineage.stored_rows import find_rows
 from tests.lineage.toy_release import DOCUMENTS, MODEL, ToyRelease, make_release
 
-ONE, ONE_MORE, TWO, COPY = (row["id"] for row in DOCUMENTS)
+ONE, ONE_MORE, TWO, NEAR, SAME = (row["id"] for row in DOCUMENTS)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +53,8 @@ def test_a_take_down_names_pieces_steps_versions_and_what_a_rebuild_costs(releas
     found = forget_document.plan("https://one.example/a", None)
     assert found == forget_document.plan(ONE, None).model_copy(update={"asked": found.asked})
     assert set(found.ids) == {ONE, ONE_MORE} and not found.copies and not found.blocked
-    names = ("ingest_documents", "extract_documents", "deduplicate_documents", "filter_documents")
-    assert {each.split()[0] for each in found.holders} == set(names)
+    names = ["ingest_documents", "extract_documents", "deduplicate_documents", "filter_documents", "shard_documents"]
+    assert [each.split()[0] for each in found.holders] == names
     assert [(use.phase, use.shard, use.num_tokens) for use in found.trained] == [("sft", "s0", 4)] * 2
     (model,) = found.models
     assert (model.model, model.version, model.aliases) == (MODEL, "2", ("champion",))
@@ -90,11 +91,41 @@ def test_the_earliest_documents_that_a_store_has_are_looked_through(release, hom
     assert read == ["extract_documents", "filter_documents"]
 
 
-def test_a_dropped_copy_was_not_trained_on_and_names_the_text_that_stays(release):
-    found = forget_document.plan(COPY, None)
-    assert (found.ids, found.copies, found.trained, found.models) == ((COPY,), (TWO,), (), ())
-    assert f"a duplicate of it stays: {TWO}" in found.describe()
-    assert "nothing has to be rebuilt" in found.describe()
+def test_a_near_copy_was_not_trained_on_and_names_the_text_that_stays_and_the_report_that_quotes_it(release):
+    found = forget_document.plan(NEAR, None)
+    assert (found.ids, found.same, found.copies, found.trained, found.models) == ((NEAR,), (), (TWO,), (), ())
+    assert f"a near-duplicate of it stays, unless you ask for it too: {TWO}" in found.describe()
+    assert "no phase was trained on it, but one may have been on what stays" in found.describe()
+    assert [each.split()[0] for each in found.holders] == ["ingest_documents", "extract_documents", "write_report"]
+    alone = found.model_copy(update={"copies": ()})
+    assert "no phase was trained on it: nothing has to be rebuilt" in alone.describe()
+
+
+def test_an_exact_copy_is_meant_whichever_of_both_is_asked_for(release):
+    dropped, kept = forget_document.plan(SAME, None), forget_document.plan(TWO, None)
+    assert (dropped.ids, dropped.same, dropped.copies) == ((SAME,), (TWO,), ())
+    assert (kept.ids, kept.same, kept.resembling) == ((TWO,), (SAME,), (NEAR,))
+    for found in (dropped, kept):
+        assert [(use.phase, use.num_tokens) for use in found.trained] == [("sft", 4)]
+        assert [model.version for model in found.models] == ["2"] and len(found.reruns) == 5
+        assert f"the same text is in {found.same[0]}, which is meant, too" in found.describe()
+    assert f"a near-duplicate was dropped in favour of it: {NEAR}" in kept.describe()
+    digest = content_digest("Text 2.")
+    assert dropped.entries == (f"{SAME} sha256:{digest}",) and kept.entries == (f"{TWO} sha256:{digest}",)
+
+
+def test_a_text_inside_a_repository_is_held_by_its_steps(home, monkeypatch):
+    graph = read_manifest_graph(open_store(None, home))
+    (extracted,), asked = graph.made_by("extract_documents"), []
+
+    def find(graph, made, patterns, wanted, columns):
+        asked.append(set(wanted.get("id", ())))
+        return [{"repository_id": "r" * 16}] if patterns == ("files.parquet",) else []
+
+    monkeypatch.setattr(plan_takedown, "find_rows", find)
+    joined = extracted.model_copy(update={"identity": {**extracted.identity, "step": "concatenate_repositories"}})
+    plan_takedown._holders(replace(graph, with_digest={joined.digest: (joined,)}), (ONE,))
+    assert asked == [{ONE}, {ONE, "r" * 16}], "the repository's text is looked for by its own id"
 
 
 def test_only_apply_blocks_and_tags(release, home):
@@ -103,7 +134,10 @@ def test_only_apply_blocks_and_tags(release, home):
     assert read_block_list(home.root, "blocked_documents.txt") is None
     said = forget_document.apply(found, "micro")
     listed = read_block_list(home.root, "blocked_documents.txt")
-    assert listed is not None and set(listed.ids) == {ONE, ONE_MORE} and listed.urls == ()
+    assert listed is not None and listed.ids == listed.urls == ()
+    assert set(listed.digests) == {content_digest("Text 0."), content_digest("Text 1.")}
+    written = (home.root / "blocked_documents.txt").read_text().splitlines()
+    assert written[0].endswith(f": {ONE}") and {line[:16] for line in written[1:]} == {ONE, ONE_MORE}
     tagged = find_version(client_of(home), MODEL, release.version.registered.digest)
     other = find_version(client_of(home), MODEL, "0" * 64)
     assert tagged is not None and other is not None

@@ -1,7 +1,7 @@
 """A release of toy steps with the names and files of the real ones: what evidence, verification and take-downs read.
 
-Two documents of one page and one of another are ingested, filtered, cut into shards and trained on; the second
-document is a duplicate that was dropped.
+Two documents of one page and one of another are ingested, filtered, cut into shards and trained on; a near and an
+exact copy of the other page are dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from infra.registry.registered_versions import NamedVersion
 from infra.step import Artifact, Output, Record, Step, step
 from infra.storage.store import Store
 from tasks.data.packing.packed_order import part_name, write_part
-from tasks.data.records.documents import document_id
+from tasks.data.records.documents import content_digest, document_id
 
 MODEL = "glm46-micro"
 PAGES = (
@@ -27,13 +27,16 @@ PAGES = (
     {"source": "a.jsonl", "offset": 0, "piece": 40, "url": "https://one.example/a"},
     {"source": "a.jsonl", "offset": 90, "piece": 0, "url": "https://two.example/b"},
     {"source": "a.jsonl", "offset": 180, "piece": 0, "url": "https://copy.example/b"},
+    {"source": "a.jsonl", "offset": 270, "piece": 0, "url": "https://mirror.example/b"},
 )
-"""Two pieces of one page, one other page, and a copy of it that is dropped."""
+"""Two pieces of one page, one other page, and a near and an exact copy of it, which are dropped."""
+TEXTS = ("Text 0.", "Text 1.", "Text 2.", "Text 3.", "Text 2.")
 DOCUMENTS = tuple(
-    {"id": document_id(page["source"], page["offset"], page["piece"]), **page, "text": f"Text {n}.", "num_bytes": 7}
-    | {"language": "en", "domain": "web"}
-    for n, page in enumerate(PAGES)
+    {"id": document_id(page["source"], page["offset"], page["piece"]), **page, "text": text, "num_bytes": 7}
+    | {"language": "en", "domain": "web", "content_digest": content_digest(text)}
+    for page, text in zip(PAGES, TEXTS, strict=True)
 )
+COLUMNS = ("id", "source", "offset", "piece", "url", "text", "content_digest")
 KEPT = DOCUMENTS[:3]
 
 
@@ -70,28 +73,28 @@ def ingest_documents(*, output: Output) -> Toy:
     source = {"name": "a.jsonl", "sha256": "5" * 64, "licence": "CC0-1.0", "role": "pretrain", "size": 200}
     source |= {"format": "jsonl", "domain": "web", "lang": "en", "collection": "a"}
     pq.write_table(pa.Table.from_pylist([source]), output.path("sources.parquet"))
-    _write(output, "documents/part-0.parquet", DOCUMENTS, ("id", "source", "offset", "piece", "url", "text"))
+    _write(output, "documents/part-0.parquet", DOCUMENTS, COLUMNS)
     return Toy(name="ingested")
 
 
 @step(content=("documents/*",))
 def extract_documents(*, records, output: Output) -> Toy:
-    _write(output, "documents/part-0.parquet", DOCUMENTS, ("id", "source", "offset", "piece", "url", "text"))
+    _write(output, "documents/part-0.parquet", DOCUMENTS, COLUMNS)
     return Toy(name="extracted")
 
 
 @step(content=("documents/*", "dropped.parquet"))
 def deduplicate_documents(*, documents, output: Output) -> Toy:
-    _write(output, "documents/part-0.parquet", KEPT, ("id", "source", "offset", "piece", "url", "text"))
-    dropped = [{"id": DOCUMENTS[3]["id"], "reason": "near_duplicate", "kept_id": DOCUMENTS[2]["id"]}]
+    _write(output, "documents/part-0.parquet", KEPT, COLUMNS)
+    reasons = {3: "near_duplicate", 4: "exact_duplicate"}
+    dropped = [{"id": DOCUMENTS[n]["id"], "reason": why, "kept_id": KEPT[2]["id"]} for n, why in reasons.items()]
     pq.write_table(pa.Table.from_pylist(dropped), output.path("dropped.parquet"))
-    return Toy(name="deduplicated", dropped={"near_duplicate": 1})
+    return Toy(name="deduplicated", dropped={"near_duplicate": 1, "exact_duplicate": 1})
 
 
 @step(content=("documents/*",))
 def filter_documents(*, documents, output: Output) -> Toy:
-    columns = ("id", "source", "offset", "piece", "url", "text", "num_bytes", "language", "domain")
-    _write(output, "documents/part-0.parquet", KEPT, columns)
+    _write(output, "documents/part-0.parquet", KEPT, (*COLUMNS, "num_bytes", "language", "domain"))
     return Toy(name="filtered")
 
 
@@ -148,9 +151,10 @@ def decide_promotion(*, comparison, output: Output) -> Toy:
     return Toy(name="promotion")
 
 
-@step(content=(), evidence=("model_card.md",))
+@step(content=(), evidence=("model_card.md", "report.html"))
 def write_report(*, decision, output: Output) -> Toy:
     output.path("model_card.md").write_text("# glm46 model, export 0123\n\nTwo figures.\n")
+    output.path("report.html").write_text(f"<p>document {DOCUMENTS[3]['id']}; in its place stays {KEPT[2]['id']}</p>")
     return Toy(name="report")
 
 

@@ -17,7 +17,7 @@ from infra.registry.model_registry import open_registry
 from infra.registry.promotion import FORGOTTEN_TAG
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_known_store
-from tasks.data.filtering.blocked_documents import block_list_path, read_block_list
+from tasks.data.filtering.blocked_documents import NOTHING_BLOCKED, block_list_path, read_block_list
 from tasks.lineage.plan_takedown import TakeDown, plan_takedown
 
 MAX_TAG_CHARS = 5000
@@ -35,8 +35,8 @@ def apply(takedown: TakeDown, scale: str) -> list[str]:
     done, for a terminal. Raises ValueError for a block list that cannot be read."""
     home, name = open_home(), load_scale(scale).data.recipe.filter.block_list
     path, known = block_list_path(home.root, name), read_block_list(home.root, name)
-    listed = () if known is None else (*known.ids, *known.urls)
-    entries = [entry for entry in dict.fromkeys((takedown.asked, *takedown.ids)) if entry not in listed]
+    asked = [takedown.asked] if "://" in takedown.asked else []
+    entries = (known or NOTHING_BLOCKED).missing((*asked, *takedown.entries))
     if entries:
         _append(path, takedown.asked, entries)
     said = [f"{len(entries)} entries added to {path}: the next run of a scale with this block list leaves them out"]

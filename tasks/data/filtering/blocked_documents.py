@@ -61,6 +61,9 @@ class BlockedDocuments(Record):
         return [entry for entry in entries if not set().union(*_parts_of(entry)) <= listed]
 
 
+NOTHING_BLOCKED = BlockedDocuments(ids=(), urls=())
+
+
 def block_list_path(home: Path, name: str) -> Path:
     """The file of a list that `data.recipe.filter.block_list` names: below the home, or where an absolute path says."""
     return home / name
