@@ -44,10 +44,8 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
         problem = "is not encrypted, unset" if passphrase else "is encrypted, set"
         raise ValueError(f"--sign-key {path} {problem} {PASSPHRASE_VARIABLE}") from None
     except ValueError:
-        raise ValueError(
-            f"--sign-key {path} holds no private key in PEM, or {PASSPHRASE_VARIABLE} is not its passphrase: "
-            f"`{MAKING} {path.name}` makes one"
-        ) from None
+        wrong = f", or {PASSPHRASE_VARIABLE} is not its passphrase" if passphrase else ""
+        raise ValueError(f"--sign-key {path} holds no private key in PEM{wrong}: `{MAKING} KEY` makes one") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name not in HASHES:
         raise ValueError(f"--sign-key {path} is no key of the curves {', '.join(HASHES)}: `{MAKING} KEY` makes one")
     return key

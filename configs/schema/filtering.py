@@ -96,8 +96,9 @@ class FilterRecipe(Frozen):
     max_dropped_quality: float = Field(ge=0, le=1)
     """Documents of the dropped buckets whose quality is higher stay: the lowest fifth of a good corpus is good."""
     block_list: str = Field(min_length=1)
-    """File of documents that are never trained on, one a line by URL, or by id and text; `glm46 forget --apply` adds to it. A relative
-    path is below GLM46_HOME, and where no such file is, nothing is blocked; an absolute one must exist."""
+    """File of documents that are never trained on, one a line by URL, or by id and text; `glm46 forget --apply` adds to
+    it. A relative path is below GLM46_HOME, and where no such file is, nothing is blocked; an absolute one must
+    exist."""
 
     @model_validator(mode="after")
     def _something_stays(self) -> Self:

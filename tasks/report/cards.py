@@ -50,8 +50,9 @@ def model_card(data: PreparedData, phases: ReportedPhases, verdicts: Iterable[tu
                 for phase, trained in ((phase, phase.checkpoint.record) for phase in phases)
             ],
         ),
-        f"{phases.num_tokens:,} tokens in all, from {_documents(data)}{data.chats.record.training_chats:,} "
-        f"conversations; data_card.md beside the report, and training-content-summary.md of its evidence, say which.",
+        f"{phases.num_tokens:,} tokens in all, drawn from {_documents(data)}{data.chats.record.training_chats:,} "
+        f"conversations: training-content-summary.md of its evidence counts those that were read, and data_card.md "
+        f"beside the report says what all of them are.",
         "## Evaluation",
         _table(("figure", *(phase.name for phase in phases)), figure_rows(phases)),
         f"In brackets the 95 % interval; suite {phases.last.evaluation.record.suite_digest[:DIGITS]}.",

@@ -47,12 +47,13 @@ def summary(data: PreparedData, phases: ReportedPhases, verdicts: Sequence[tuple
 
 def _origin(data: PreparedData) -> str:
     chats = f"{data.chats.record.training_chats:,} conversations"
+    which = "`glm46 lineage model` lists those that it read."
     if data.documents is None:
-        return f"It read {chats}."
-    kept = data.documents.decontaminated.record.num_documents
+        return f"Its tokens are drawn from {chats}; {which}"
     return (
-        f"It read {kept:,} documents and {chats}. The documents are what cleaning left of "
-        f"{data.ingested.record.num_documents:,} records, with verified problems added."
+        f"Its tokens are drawn from {data.documents.shards.record.num_documents:,} documents and {chats}; {which} The "
+        f"documents are what cleaning left of {data.ingested.record.num_documents:,} records and is not held out, "
+        f"with verified problems and whole repositories added."
     )
 
 

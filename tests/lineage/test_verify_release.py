@@ -216,7 +216,7 @@ def test_a_key_that_cannot_sign_is_one_sentence_without_the_key(tmp_path, key, m
     with pytest.raises(ValueError, match=f"is encrypted, set {PASSPHRASE_VARIABLE}"):
         read_private_key(private)
     monkeypatch.setenv(PASSPHRASE_VARIABLE, "secret wards")
-    with pytest.raises(ValueError, match="is not its passphrase") as refused:
+    with pytest.raises(ValueError, match=r"is not its passphrase: `openssl .* -out KEY` makes one") as refused:
         read_private_key(private)
     assert "secret" not in str(refused.value)
     monkeypatch.setenv(PASSPHRASE_VARIABLE, "secret words")
@@ -225,7 +225,7 @@ def test_a_key_that_cannot_sign_is_one_sentence_without_the_key(tmp_path, key, m
     private, public = pem_files(tmp_path, generate_private_key(SECP256K1()))
     with pytest.raises(ValueError, match="is no key of the curves secp256r1"):
         read_private_key(private)
-    with pytest.raises(ValueError, match="holds no private key in PEM") as refused:
+    with pytest.raises(ValueError, match=r"holds no private key in PEM: `openssl .* -out KEY` makes one") as refused:
         read_private_key(public)
     assert "BEGIN" not in str(refused.value)
 

@@ -116,8 +116,9 @@ def test_first_screen_says_what_was_made_and_shows_answers_nobody_chose(report, 
     last = phases.last
     assert f"{last.checkpoint.record.num_parameters:,} parameters" in lead and "from random weights" in lead
     assert f"{phases.path.num_tokens:,} tokens, in {len(phases.path.phases)} phases" in lead
-    documents = data.documents.decontaminated.record.num_documents
-    assert f"{documents:,} documents" in lead and f"left of {data.ingested.record.num_documents:,} records" in lead
+    documents = data.documents.shards.record.num_documents
+    assert f"drawn from {documents:,} documents" in lead, "more were cleaned, and some of them are held out"
+    assert f"left of {data.ingested.record.num_documents:,} records" in lead
     assert f"{last.evaluation.record.pass_at_1:.1%} right" in lead
     rows = Cells(text).rows
     asked = sorted(
@@ -529,7 +530,8 @@ def test_cards_hold_the_numbers(report, phases):
     assert f"| pretrain_general | pretrain | 60 | {60 * TOKENS_PER_STEP:,} |" in model
     assert f"{phases.last.evaluation.record.bits_per_byte:.4f} [" in model
     assert "**Gate of sft: accepted.**" in model and "**Against champion and anchors: refused.**" in model
-    assert "971 documents (2,500 tokens in shards) and 285 conversations, from 9 files." in cards
+    assert "906 documents (2,500 tokens in shards) and 285 conversations, from 9 files." in cards
+    assert "tokens in all, drawn from 906 documents (2,500 tokens in shards) and 285 conversations: train" in model
     assert "| deduplicate | dropped: exact | 60 |" in cards and "MIT \\| Apache-2.0" in cards
     for text in (model, cards):
         columns = {line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")}

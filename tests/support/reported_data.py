@@ -47,7 +47,7 @@ REASONS = {
     "decontaminate_documents": {"overlap": 2},
 }
 SHARDS = TokenShards(
-    num_documents=971,
+    num_documents=906,
     num_tokens=2500,
     shards=("web-00000",),
     domains={"web-00000": "web"},
