@@ -28,7 +28,7 @@ def rollback(
 
         home, configuration = known_home(), load_scale(scale)
         find_version(home, configuration, CHAMPION)
-        opened = open_known_store(store, home)
+        opened = open_known_store(store, home, writes=True)
     with failures(home):
         registry, model = open_registry(home), model_name(configuration.scale)
         done = roll_back(registry, opened, model, reason, lambda said: print(said, file=sys.stderr))

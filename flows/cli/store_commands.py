@@ -30,7 +30,7 @@ def adopt(
         from infra.storage.open_store import open_known_store
 
         home = open_home()
-        print(adopt_work(open_known_store(store, home), home, old, new, reason))
+        print(adopt_work(open_known_store(store, home, writes=True), home, old, new, reason))
 
 
 def gc(
@@ -49,7 +49,7 @@ def gc(
         from infra.storage.open_store import open_known_store
 
         home = known_home()
-        opened = open_known_store(store, home)
+        opened = open_known_store(store, home, writes=delete)
     say = partial(print, file=sys.stderr if as_json else sys.stdout)
     with usage_errors(opened.staging_root):
         garbage = find_garbage(opened, older_than * HOUR_SECONDS, is_cache_free=not running_jobs(home), say=say)

@@ -21,9 +21,10 @@ def open_store(uri: str | None, home: Home) -> Store:
     return LocalStore(home.store_dir if uri is None else Path(uri).absolute(), home)
 
 
-def open_known_store(uri: str | None, home: Home) -> Store:
+def open_known_store(uri: str | None, home: Home, writes: bool = False) -> Store:
     """The store at a URI that something is looked up in: one that is not there, or that no run wrote, is a mistake, and
-    no store is made of it; nor a home for the home's own (None). Raises ValueError."""
+    no store is made of it; nor a home for the home's own (None). `writes` False asks a bucket for no right to write.
+    Raises ValueError."""
     if uri is None and not home.run_dir.is_dir() and not (home.store_dir / MANIFESTS).is_dir():
         raise ValueError(
             f"{home.root} is no home of glm46 yet: run `glm46 run tiny` first, set GLM46_HOME to where it was run, or "
@@ -32,4 +33,6 @@ def open_known_store(uri: str | None, home: Home) -> Store:
     if uri is not None and "://" not in uri and not (Path(uri) / MANIFESTS).is_dir():
         wrong = "is no store" if Path(uri).exists() else "does not exist"
         raise ValueError(f"store {Path(uri).absolute()} {wrong}: name the one that the runs were made with")
+    if uri is not None and uri.startswith("s3://"):
+        return S3Store(uri, home, writes)
     return open_store(uri, home)

@@ -13,6 +13,7 @@ from configs.files.atomic_files import replacing
 from configs.files.s3_objects import FIRST_WAIT_SECONDS, MAX_ATTEMPTS, until_whole
 from configs.files.s3_refusals import StoreRefusedError, explain_refusals, refuse_other_region
 from infra.home import Home
+from infra.storage.manifest_store import MANIFESTS
 from infra.storage.object_store import StoredObject, Upload
 from infra.storage.parallel import NUM_THREADS
 from infra.storage.store import Store
@@ -30,7 +31,9 @@ class S3Store(Store):
     """Objects under s3://bucket/prefix; a commit is a PUT with If-None-Match: *. Endpoint and credentials come from the
     environment."""
 
-    def __init__(self, uri: str, home: Home) -> None:
+    def __init__(self, uri: str, home: Home, writes: bool = True) -> None:
+        """`writes` False opens a store that a run has written, with the right to read it. Raises ValueError for another
+        place."""
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
@@ -39,7 +42,6 @@ class S3Store(Store):
         self.bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
         self.prefix = f"{prefix}/" if prefix else ""
         self._client_error = ClientError
-        home.cache_dir.mkdir(parents=True, exist_ok=True)
         try:
             retries = {"mode": "standard", "max_attempts": MAX_ATTEMPTS}
             self.client = boto3.client("s3", config=Config(max_pool_connections=NUM_THREADS, retries=retries))
@@ -53,7 +55,11 @@ class S3Store(Store):
                 f"and AWS_DEFAULT_REGION"
             ) from error
         refuse_other_region(self.uri, region, self.client.meta.region_name)
-        self._refuse_overwriting()
+        if writes:
+            home.cache_dir.mkdir(parents=True, exist_ok=True)
+            self._refuse_overwriting()
+        elif not any(True for prefix in (MANIFESTS, PROBE) for _ in self.list_objects(prefix)):
+            raise ValueError(f"{self.uri} is no store: name the one that the runs were made with")
 
     def _refuse_overwriting(self) -> None:
         """Some servers ignore If-None-Match or If-Match: of two runs each would believe in a commit, or a lease, of its

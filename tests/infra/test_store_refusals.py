@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError
 
 from configs.files.s3_refusals import StoreRefusedError
 from infra.storage import s3_store
-from infra.storage.open_store import open_store
+from infra.storage.open_store import open_known_store, open_store
 from infra.storage.s3_store import S3Store
 from tests.support.cluster.strict_s3 import REGION, strict_server
 from tests.support.faulty_s3 import Request, faulty
@@ -43,6 +43,24 @@ def test_a_bucket_of_another_region_is_named_with_its_region(home, s3_server):
         match="in region eu-west-1, AWS_DEFAULT_REGION is us-east-1: set AWS_DEFAULT_REGION to eu-west-1",
     ):
         open_store("s3://far-away/store", home)
+
+
+def test_a_known_store_is_opened_without_the_right_to_write_and_a_mistyped_one_is_none(home, s3_server, monkeypatch):
+    uri, written = f"s3://glm46/read-{home.root.parent.name}", []
+    numbers = ensure(open_store(uri, home), write_numbers)
+
+    def refusal(request: Request) -> str:
+        if request.method in ("GET", "HEAD"):
+            return ""
+        written.append(request.path)
+        return "ExpiredToken"
+
+    with faulty(s3_server, refusal) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
+        assert open_known_store(uri, home).read_manifest(numbers.key) == numbers.manifest
+        with pytest.raises(ValueError, match=f"{uri}-typo is no store: name the one that the runs were made with"):
+            open_known_store(f"{uri}-typo", home)
+    assert not written
 
 
 @pytest.fixture
