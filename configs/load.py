@@ -3,8 +3,9 @@ every mistake is one ValueError that names file, key and fix."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -53,10 +54,11 @@ def _scale_path(name_or_path: str) -> Path:
 
 
 def _read_scale(where: str, data: bytes) -> Scale:
+    written = read_yaml(where, data)
     try:
-        return Scale.model_validate(read_yaml(where, data))
+        return Scale.model_validate(written)
     except ValidationError as error:
-        raise ValueError(f"{where}: {describe_problems(error)}") from error
+        raise ValueError(f"{where}: {describe_problems(error, written)}") from error
 
 
 def suite_names() -> list[str]:
@@ -87,11 +89,20 @@ def _load_named(kind: str, shape: type[Read], name_or_path: str) -> Read:
         raise ValueError(f"{path}: {describe_problems(error)}") from error
 
 
-def describe_problems(error: ValidationError) -> str:
-    """Every mistake in one line: key and what is wrong with it."""
+def describe_problems(error: ValidationError, written: Any = None) -> str:
+    """Every mistake in one line: key and what is wrong with it. An entry of a list in `written` that has a name is
+    called by it, as `config --set` does."""
     return "; ".join(
-        f"{'.'.join(map(str, item['loc'])) or 'file'}: {_explain(item['type'], item['msg'])}" for item in error.errors()
+        f"{'.'.join(_named(item['loc'], written)) or 'file'}: {_explain(item['type'], item['msg'])}"
+        for item in error.errors()
     )
+
+
+def _named(path: tuple[int | str, ...], written: Any) -> Iterator[str]:
+    for key in path:
+        entries: Any = dict(enumerate(written)) if isinstance(written, list) else written
+        written = entries.get(key) if isinstance(entries, dict) else None
+        yield str(written["name"] if isinstance(key, int) and isinstance(written, dict) and "name" in written else key)
 
 
 def _explain(kind: str, message: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from types import NoneType
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 Domain = Literal[
     "web",
@@ -32,3 +33,18 @@ class Frozen(BaseModel):
     """Base of every section: immutable, unknown keys refused, field docstrings kept as descriptions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_what_is_no_number(cls, written: Any) -> Any:
+        """Raises ValueError for true, false and text where an integer belongs: pydantic would read 1, 0 and its
+        digits."""
+        for name, value in written.items() if isinstance(written, dict) else ():
+            kinds = _kinds_of(cls.model_fields[name].annotation) if name in cls.model_fields else set()
+            if isinstance(value, bool | str) and int in kinds and kinds <= {int, NoneType}:
+                raise ValueError(f"{name}: {value!r} is no integer; write a number without quotes")
+        return written
+
+
+def _kinds_of(annotation: Any) -> set[Any]:
+    return set(get_args(annotation) or (annotation,))

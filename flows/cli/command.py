@@ -233,8 +233,8 @@ def chat(
     prompt: Annotated[
         str | None, typer.Option(help="answer this prompt and exit; by default read lines from the terminal")
     ] = None,
-    max_tokens: int = 64,
-    temperature: float = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     store: STORE = None,
 ) -> None:
     """Talk to a model, by default the promoted one, served by llama.cpp on loopback."""
@@ -327,8 +327,9 @@ def doctor(
 
 
 def _terminal_lines() -> Iterator[str]:
+    """What is typed, or piped: then no prompt is among the answers."""
     while True:
         try:
-            yield input("> ")
+            yield input("> " if sys.stdin.isatty() else "")
         except EOFError:
             return

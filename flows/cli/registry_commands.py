@@ -23,9 +23,10 @@ def rollback(
         from flows.cli.serving.serve_model import find_version
         from infra.home import known_home
         from infra.registry.model_registry import CHAMPION, model_name, open_registry
-        from infra.registry.promotion import roll_back
+        from infra.registry.promotion import refuse_wrong_reason, roll_back
         from infra.storage.open_store import open_known_store
 
+        refuse_wrong_reason(reason)
         home, configuration = known_home(), load_scale(scale)
         find_version(home, configuration, CHAMPION)
         opened = open_known_store(store, home, writes=True)

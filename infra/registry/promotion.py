@@ -197,6 +197,12 @@ def promote(
     return "done"
 
 
+def refuse_wrong_reason(reason: str) -> None:
+    """Raises ValueError for a reason of a rollback that is empty or does not fit into its tag."""
+    if not reason.strip() or len(reason) > MAX_REASON_CHARS:
+        raise ValueError(f"--reason has {len(reason)} characters: give 1 to {MAX_REASON_CHARS}")
+
+
 def roll_back(client: MlflowClient, store: Store, model: str, reason: str, say: Callable[[str], None]) -> Rollback:
     """Restore the champion and the anchors of before the last promotion.
 
@@ -204,8 +210,7 @@ def roll_back(client: MlflowClient, store: Store, model: str, reason: str, say: 
     it `previous` is the champion before the restored one. Raises ValueError where there is no such version, its
     artifacts are gone, or it was trained on a text that was taken down.
     """
-    if not reason.strip() or len(reason) > MAX_REASON_CHARS:
-        raise ValueError(f"--reason has {len(reason)} characters: give 1 to {MAX_REASON_CHARS}")
+    refuse_wrong_reason(reason)
     with moving_aliases(client, store, model, say) as lease:
         registered = client.get_registered_model(model)
         aliases = {alias: str(number) for alias, number in registered.aliases.items()}

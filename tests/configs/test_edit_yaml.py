@@ -44,5 +44,13 @@ def test_a_mistake_names_the_key_and_the_fix(setting, message):
 
 
 def test_the_result_is_validated_as_a_run_would():
-    with pytest.raises(ValueError, match=r"tiny with .*num_tokens=-1: phases.5.recipe.num_tokens: .*greater than 0"):
+    with pytest.raises(ValueError, match=r"tiny with .*num_tokens=-1: phases.sft.recipe.num_tokens: .*than 0"):
         changed_scale("tiny", ["phases.sft.recipe.num_tokens=-1"])
+
+
+@pytest.mark.parametrize("value", ["true", "'163840'"])
+def test_neither_a_boolean_nor_text_is_an_integer(value):
+    with pytest.raises(
+        ValueError, match=r": phases.sft.recipe: num_tokens: (True|'163840') is no integer; write a num"
+    ):
+        changed_scale("tiny", [f"phases.sft.recipe.num_tokens={value}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import torch
 import typer
 import yaml
 from prefect.exceptions import ParameterTypeError
+from typer.testing import CliRunner
 
 from configs.load import load_scale
+from flows.cli import command
 from flows.cli.command_errors import failures
 from flows.full_pipeline import full_pipeline
 from model.formats.hf_checkpoint import config_dict
@@ -57,9 +60,14 @@ def test_unknown_stage_and_an_entry_without_weights(tmp_path):
 def test_a_speedrun_refuses_what_is_no_record(tmp_path):
     other = tmp_path / "other.json"
     other.write_text("{}")
-    expect(refused("speedrun", "micro", "--verify", str(other), home=tmp_path), 2, "is no record", "Field required")
     expect(
-        refused("speedrun", "micro", "--verify", str(tmp_path / "no.json"), home=tmp_path),
+        refused("speedrun", "micro", "--verify", str(other), home=tmp_path / "home"),
+        2,
+        "is no record",
+        "Field required",
+    )
+    expect(
+        refused("speedrun", "micro", "--verify", str(tmp_path / "no.json"), home=tmp_path / "home"),
         2,
         "cannot be read (No such file or directory): name a file of `glm46 speedrun`",
     )
@@ -169,6 +177,24 @@ def test_chat_before_anything_was_promoted(tmp_path):
     expect(refused("serve", "--scale", "mikro", home=tmp_path), 2, "no scale 'mikro'")
     expect(refused("serve", "--port", "99999", home=tmp_path), 2, "--port")
     expect(refused("plan", "./missing.yaml", home=tmp_path), 2, "no file", "missing.yaml")
+
+
+def test_what_cannot_be_written_or_asked_is_wrong_usage(tmp_path, home, monkeypatch):
+    (tmp_path / "file").touch()
+    for arguments, part in (
+        (("evidence", "--output", str(tmp_path / "file" / "x")), f"cannot be made in {tmp_path / 'file'}: name a new"),
+        (("lineage", "model", "champion", "--records", str(tmp_path)), f"--records {tmp_path} is a directory: name a"),
+        (("rollback", "tiny", "--reason", ""), "--reason has 0 characters: give 1 to 1000"),
+        (("chat", "--max-tokens", "0"), "--max-tokens"),
+        (("chat", "--temperature", "-1"), "--temperature"),
+    ):
+        done = CliRunner().invoke(command.app, arguments)
+        assert done.exit_code == 2 and part in done.stderr, (arguments, done.stderr)
+
+
+def test_a_piped_chat_has_no_prompt_among_its_answers(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is 3 + 4?\nAnd 5?\n"))
+    assert list(command._terminal_lines()) == ["What is 3 + 4?", "And 5?"] and capsys.readouterr().out == ""
 
 
 def test_unreadable_sources_stop_the_run_and_are_named(tmp_path):

@@ -27,6 +27,8 @@ def lineage_of_model(name: str, scale: str, store: str | None, records_path: Pat
 
     if records_path is not None and not records_path.absolute().parent.is_dir():
         raise ValueError(f"--records {records_path}: {records_path.absolute().parent} is no directory: name one")
+    if records_path is not None and records_path.is_dir():
+        raise ValueError(f"--records {records_path} is a directory: name a file")
     home = known_home()
     version = named_version(open_registry(home), model_name(load_scale(scale).scale), name)
     return trace_model(read_manifest_graph(open_known_store(store, home)), version, records_path)

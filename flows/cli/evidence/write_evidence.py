@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +42,9 @@ def write_evidence(
     unknown name, a directory that exists, a store without the version's parts or a key that cannot sign."""
     if target.exists():
         raise ValueError(f"{target} exists: name a new directory")
+    above = next(parent for parent in target.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{target} cannot be made in {above}: name a new directory in one that you can write")
     key = None if sign_key_path is None else read_private_key(sign_key_path)
     home = known_home()
     version = named_version(open_registry(home), model_name(load_scale(scale).scale), name)
