@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_ROOT = ".glm46"
-OWN_NAMES = {"store", "prefect", "mlflow", "work", "cache", "run", "reports", "cluster", "lost+found"}
-"""What a directory may hold and still become a home; `lost+found` is in the root of a new ext4 volume."""
+OWN_NAMES = {"store", "prefect", "mlflow", "work", "cache", "run", "reports", "cluster"}
+OWN_NAMES |= {"blocked_documents.txt", "lost+found"}
+"""What a directory may hold and still become a home: the block list may be there before the first run, and `lost+found`
+is in the root of a new ext4 volume."""
 
 
 @dataclass(frozen=True)
