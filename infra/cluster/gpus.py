@@ -18,7 +18,7 @@ SLOW_CLOCKS = {
     0x80: "power brake",
 }
 """Bits of NVML's reasons that an idle or busy GPU in order never has; 0x01 is idle, 0x04 its power limit under load."""
-ROW = re.compile(r"\s*\d+,[^,]+,\s*\d+(\.\d+)+\s*(,[^,]+){4}")
+ROW = re.compile(r"\s*\d+,[^,]+,\s*\d+(\.\d+)*\s*(,[^,]+){4}")
 """Index, name and driver of COLUMNS are always there."""
 LOST = re.compile(r"\[(Unknown Error|GPU [^]]*)\]")
 """nvidia-smi ends with exit code 0 all the same; [N/A] is a column that the GPU does not have."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from infra.jobs.launchers import Job, JobFailedError, JobHandle, JobLostError, JobStatus, Launcher
-from infra.jobs.scheduled_jobs import JOBS_GO_ON, NAME_DIGITS, NO_ANSWER_SECONDS, NoAnswerError
+from infra.jobs.scheduled_jobs import NAME_DIGITS, NO_ANSWER_SECONDS, NoAnswerError, StaysAwayError
 from infra.step import Output, Progress
 
 POLL_SECONDS = 0.2
@@ -63,14 +63,17 @@ class JobSubmission:
         return handle
 
     def ask(self, question: Callable[[], Answer]) -> Answer:
-        """What a scheduler answers; one that does not is asked again. Raises NoAnswerError after NO_ANSWER_SECONDS."""
+        """What a scheduler answers; one that does not is asked again. Raises StaysAwayError after
+        NO_ANSWER_SECONDS."""
         asked_at, words = time.monotonic(), ""
         while True:
             try:
                 return question()
+            except StaysAwayError:
+                raise
             except NoAnswerError as error:
                 if time.monotonic() - asked_at >= NO_ANSWER_SECONDS:
-                    raise NoAnswerError(f"{error}; {JOBS_GO_ON}") from error
+                    raise StaysAwayError(str(error)) from error
                 if words != (words := str(error)):
                     self.say(f"{words}; it is asked again for {NO_ANSWER_SECONDS / 60:.0f} minutes")
                 time.sleep(ASK_AGAIN_SECONDS)
@@ -101,12 +104,11 @@ def follow(
     """Submit the job or find it, and report its progress until it succeeds.
 
     look: called at each poll, is told the last. saved_step: where a lost job continues. Raises JobFailedError with the
-    failing rank's last lines, JobLostError, JobStoppedError, NoAnswerError.
+    failing rank's last lines, JobLostError, JobStoppedError, StaysAwayError.
     """
     handle, name = submission.ask(submission.find_or_submit), submission.job.name
-    submission.ask(partial(launcher.poll, handle))
     while True:
-        status = launcher.poll(handle)
+        status = submission.ask(partial(launcher.poll, handle))
         look(status.state not in ("queued", "running"))
         if status.state == "queued":
             handle = submission.ask(partial(submission.wait, handle, status))

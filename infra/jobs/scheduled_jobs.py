@@ -37,7 +37,6 @@ NAME_DIGITS = 12
 """Of the key, in the scheduler's lists."""
 NO_ANSWER_SECONDS = 900.0
 """For a scheduler that is restarted while its jobs go on."""
-JOBS_GO_ON = "jobs go on without it: run again when it answers"
 NO_ANSWER = re.compile(
     r"timed? ?out|unable to (contact|connect|communicate)|cannot connect|connection (refused|reset)|"
     r"temporar(y|ily) (failure|unable|unavailable)|no route to host",
@@ -61,6 +60,13 @@ class SchedulerRecord:
 
 class NoAnswerError(RuntimeError):
     """The scheduler itself cannot be reached, which says nothing about its jobs."""
+
+
+class StaysAwayError(NoAnswerError):
+    """The scheduler could not be reached for NO_ANSWER_SECONDS."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(f"{words}; jobs go on without it: run again when it answers")
 
 
 class Scheduler(Protocol):
@@ -132,8 +138,8 @@ class ScheduledLauncher:
         return self.scheduler.submit(job, work_dir)
 
     def poll(self, handle: JobHandle) -> JobStatus:
-        """Raises NoAnswerError where the scheduler has said nothing of the job yet, or nothing for
-        NO_ANSWER_SECONDS."""
+        """Raises NoAnswerError where the scheduler has said nothing of the job yet, StaysAwayError where it says
+        nothing more."""
         work_dir = self.work_root / handle.key
         name, record = self._name(handle.key), self._look(handle.key)
         progress, job = read_progress(work_dir), read_job_file(work_dir)
@@ -198,7 +204,7 @@ class ScheduledLauncher:
                 if looked is None:
                     raise
                 if now - looked.answered_at > NO_ANSWER_SECONDS:
-                    raise NoAnswerError(f"{error}; {JOBS_GO_ON}") from error
+                    raise StaysAwayError(str(error)) from error
                 looked = replace(looked, asked_at=now)
             self._looked[key] = looked
         return looked.record
