@@ -47,7 +47,7 @@ def summary(data: PreparedData, phases: ReportedPhases, verdicts: Sequence[tuple
 
 def _origin(data: PreparedData) -> str:
     chats = f"{data.chats.record.training_chats:,} conversations"
-    which = "`glm46 lineage model` lists those that it read."
+    which = "the command glm46 lineage model lists those that it read."
     if data.documents is None:
         return f"Its tokens are drawn from {chats}; {which}"
     return (
