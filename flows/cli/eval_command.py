@@ -111,8 +111,7 @@ def compare(
             targets = (find_target(first, home, scale, store), find_target(second, home, scale, store))
             models, keys = of_both(model, "--model"), of_both(api_key_env, "--api-key-env")
             asked = ask(suite, data, limit)
-            if output is not None and any(target.checkpoint_dir is None for target in targets):
-                advice = CONTINUE
+            advice = CONTINUE if output and any(not target.checkpoint_dir for target in targets) else NOTHING_KEPT
     directory = home.root if output is None else output.absolute().parent
     with failures(home, directory), interruptible(home, advice), kept_until_done(output) as answers_path:
         if second is None:

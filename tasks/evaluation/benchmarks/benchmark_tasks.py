@@ -178,7 +178,7 @@ def whole_program(begun: str, name: str, answer: str) -> str:
     imports and defines before the function stays."""
     code = program_of(answer)
     if _defines(code, name):
-        return f"{begun}    pass\n\n{code}"
+        return f"{begun.rstrip()}\n    pass\n\n{code}"
     return begun + (code if code.startswith((" ", "\t")) else textwrap.indent(code, "    "))
 
 

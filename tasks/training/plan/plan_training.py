@@ -119,8 +119,7 @@ def _plan_phase(
 ) -> PlannedPhase:
     recipe, resources, start = scale.training_recipe(phase), phase.resources, scale.start_of(phase)
     steps, attended = summarize_steps(recipe), attended_tokens(phase)
-    impossible = tuple(impossible_topology(recipe, resources))
-    speed = _speed(recipe, resources, attended, machine, measured)
+    impossible, speed = impossible_topology(recipe, resources), _speed(recipe, resources, attended, machine, measured)
     needs = phase_needs(recipe, resources, speed.step, speed.hours, prices, machine)
     if searches:
         needs = needs.model_copy(update={"smallest_world": smallest_world(recipe, resources)})
@@ -165,7 +164,7 @@ def _plan_phase(
         choice=chosen[0],
         no_choice=chosen[1],
         rank_memory=memory,
-        impossible=impossible,
+        impossible=tuple(impossible),
         not_available=tuple(unavailable_training(recipe, resources)),
         not_counted=tuple(_not_counted(phase, speed)),
         warnings=_warnings(scale, phase, memory, speed),
