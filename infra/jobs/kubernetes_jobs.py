@@ -22,6 +22,7 @@ from configs.files.atomic_files import replacing
 from infra.code_digest import ROOT
 from infra.jobs.launchers import Job
 from infra.jobs.node_supervisor import LEADER, SAVE_AFTER_VARIABLE, START_VARIABLE
+from infra.jobs.pod_template import read_cluster_template, with_cluster_template
 from infra.jobs.scheduled_jobs import (
     NAME_DIGITS,
     SAVE_SECONDS,
@@ -92,8 +93,11 @@ class Kubernetes:
         queue = queue_of(job)
         name = f"glm46-{job.key[:NAME_DIGITS]}-{secrets.token_hex(3)}"
         path = work_dir / MANIFEST
+        described = with_cluster_template(
+            manifest(job, work_dir, name), read_cluster_template(_options(queue.partition))
+        )
         with replacing(path) as temporary:
-            temporary.write_text(yaml.safe_dump(manifest(job, work_dir, name), sort_keys=False, width=120))
+            temporary.write_text(yaml.safe_dump(described, sort_keys=False, width=120))
         answer = ask("kubectl", "create", "--filename", str(path))
         if answer.returncode:
             refuse_no_answer("Kubernetes", answer.stderr)
@@ -126,7 +130,7 @@ class Kubernetes:
 
 
 def manifest(job: Job, work_dir: Path, name: str) -> dict[str, Any]:
-    """The Job."""
+    """The Job, without what the cluster adds (pod_template.py)."""
     queue, home = queue_of(job), work_dir.parent.parent
     labels = {"app.kubernetes.io/name": "glm46"}
     together = {"labelSelector": {"matchLabels": {JOB_LABEL: name}}, "topologyKey": "kubernetes.io/hostname"}
@@ -195,7 +199,11 @@ def _script(work_dir: Path, name: str, namespace: str) -> str:
 def _address(scheduler_job: str) -> tuple[list[str], str]:
     """Options of its namespace, and its name."""
     namespace, name = scheduler_job.split("/")
-    return [f"--namespace={namespace}"] if namespace else [], name
+    return _options(namespace), name
+
+
+def _options(namespace: str) -> list[str]:
+    return [f"--namespace={namespace}"] if namespace else []
 
 
 def parse_record(

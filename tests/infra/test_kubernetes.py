@@ -16,6 +16,7 @@ import yaml
 from configs.schema import QueueResources
 from infra.jobs.kubernetes_jobs import Kubernetes, manifest, parse_record
 from infra.jobs.launchers import SUBMISSION_FILE, Job
+from infra.jobs.pod_template import with_cluster_template
 from infra.jobs.scheduled_jobs import NoAnswerError, ScheduledLauncher, SchedulerRecord
 from infra.jobs.supervisor import read_job_file
 from tests.infra.test_launcher import starts, wait_for
@@ -66,6 +67,7 @@ def kubectl(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     (tmp_path / "events").write_text('{"items": []}')
+    (tmp_path / "podtemplate").write_text("")  # as with --ignore-not-found
     return program
 
 
@@ -87,13 +89,60 @@ def test_pods_that_run_the_container_do_the_job_and_the_launcher_follows(kubectl
     assert f"get job {name} --namespace=team --output=json" in (tmp_path / "asked").read_text().splitlines()
 
 
+def test_a_pod_has_what_the_clusters_template_adds_and_keeps_its_own(kubectl, tmp_path):
+    container = {
+        "name": "ranks",
+        "image": "any",
+        "command": ["sleep"],
+        "env": [{"name": "NCCL_IB_GID_INDEX", "value": "3"}, {"name": "GLM46_SAVE_AFTER_SECONDS", "value": "1"}],
+        "resources": {"limits": {"rdma/hca": "8"}, "requests": {"memory": "64Gi", "cpu": "99"}},
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+    }
+    template = {
+        "metadata": {"labels": {"team": "night"}, "annotations": {"k8s.v1.cni.cncf.io/networks": "rdma"}},
+        "spec": {
+            "restartPolicy": "Always",
+            "nodeSelector": {"pool": "h200"},
+            "imagePullSecrets": [{"name": "registry"}],
+            "tolerations": [{"key": "team", "operator": "Exists"}],
+            "containers": [container],
+            "volumes": [{"name": "scratch", "emptyDir": {}}],
+        },
+    }
+    (tmp_path / "podtemplate").write_text(json.dumps({"kind": "PodTemplate", "template": template}))
+    asked = replace(job(tmp_path / "work"), device="cuda")
+    ScheduledLauncher(tmp_path / "work", Kubernetes()).submit(asked)
+    described = yaml.safe_load((tmp_path / "work" / KEY / "job.yaml").read_text())
+    kubernetes_validate.validate(described, "1.37", strict=True)
+    plain = manifest(asked, tmp_path / "work" / KEY, described["metadata"]["name"])
+    assert with_cluster_template(plain, {}) == plain
+    labelled, pod = described["spec"]["template"]["metadata"], described["spec"]["template"]["spec"]
+    assert labelled["labels"] == {"team": "night", "app.kubernetes.io/name": "glm46"}
+    assert pod["nodeSelector"] == {"pool": "h200"} and pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["restartPolicy"] == "Never" and [each["key"] for each in pod["tolerations"]] == [
+        "nvidia.com/gpu",
+        "team",
+    ]
+    [ranks], own = pod["containers"], plain["spec"]["template"]["spec"]["containers"][0]
+    assert (ranks["image"], ranks["command"]) == (own["image"], own["command"])
+    assert ranks["resources"]["limits"] == {"nvidia.com/gpu": "2", "rdma/hca": "8"}
+    assert ranks["resources"]["requests"] == {"memory": "64Gi", "cpu": "2"}
+    assert [each["name"] for each in ranks["volumeMounts"]] == ["home", "shared-memory", "scratch"]
+    assert ranks["env"] == [*own["env"], {"name": "NCCL_IB_GID_INDEX", "value": "3"}]
+    kubectl.write_text("#!/bin/bash\necho 'Error from server (Forbidden): podtemplates is forbidden' >&2\nexit 1\n")
+    with pytest.raises(ValueError, match=r"PodTemplate glm46: .*forbidden\. Give the role .* `get` on podtemplates"):
+        Kubernetes().submit(asked, tmp_path / "work" / KEY)
+
+
 def test_a_pod_without_the_volume_and_a_refusal_say_so(kubectl, tmp_path):
     launcher = ScheduledLauncher(tmp_path / "work", Kubernetes())
     described = manifest(job(tmp_path), tmp_path / "elsewhere" / "work" / KEY, "glm46-1")
     command = described["spec"]["template"]["spec"]["containers"][0]["command"]
     ended = subprocess.run(command, env={"JOB_COMPLETION_INDEX": "0"}, capture_output=True, text=True, check=False)
     assert ended.returncode == 1 and "put GLM46_HOME on a directory that all nodes mount" in ended.stderr
-    kubectl.write_text("#!/bin/bash\necho 'Error from server (Forbidden): exceeded quota: team' >&2\nexit 1\n")
+    quota = "echo 'Error from server (Forbidden): exceeded quota: team' >&2; exit 1"
+    kubectl.write_text(f'#!/bin/bash\n[ "$1" = get ] || {{ {quota}; }}\n')
     with pytest.raises(ValueError, match=r"Kubernetes refuses the job: .*exceeded quota: team\. Change queue"):
         launcher.submit(job(tmp_path))
     kubectl.write_text("#!/bin/bash\necho 'Unable to connect to the server: TLS handshake timeout' >&2\nexit 1\n")
