@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PROBE = "One two three"
 PROBE_TOKENS = 16
 TEMPLATE_SETTINGS = "chat_template_kwargs"
+CUT = "length"
+"""Why an answer ended that had as many tokens as it may."""
 REFUSALS = (400, 422)
 """Status of a request with a parameter that the server does not know."""
 NOT_OFFERED = (*REFUSALS, 404, 405, 501)
@@ -89,13 +91,15 @@ class ModelClient:
             raise ValueError(f"{self.url} serves {len(names)} models ({', '.join(names[:8])}): name one with --model")
         return names[0]
 
-    def complete(self, prompt: str, max_tokens: int, stop: Sequence[str], temperature: float, seed: int) -> str:
-        """The continuation of a text; greedy at temperature 0."""
+    def complete(
+        self, prompt: str, max_tokens: int, stop: Sequence[str], temperature: float, seed: int
+    ) -> tuple[str, bool]:
+        """(the continuation of a text, whether it ended before `max_tokens`); greedy at temperature 0."""
         with self._explained():
             answer = self._client.completions.create(
                 model=self.model, prompt=prompt, max_tokens=max_tokens, **_stops(stop), **_chance(temperature, seed)
             )
-            return _encodable(answer.choices[0].text)
+            return _encodable(answer.choices[0].text), answer.choices[0].finish_reason != CUT
 
     def chat(
         self,
@@ -106,9 +110,9 @@ class ModelClient:
         enable_thinking: bool,
         temperature: float,
         seed: int,
-    ) -> tuple[str, list[tuple[str, str]]]:
-        """(what the assistant says after its reasoning, its calls as name and JSON of the arguments).
-        `enable_thinking` goes to the chat template, as vLLM, SGLang and llama.cpp take it."""
+    ) -> tuple[str, list[tuple[str, str]], bool]:
+        """(what the assistant says after its reasoning, its calls as name and JSON of the arguments, whether it ended
+        before `max_tokens`). `enable_thinking` goes to the chat template, as vLLM, SGLang and llama.cpp take it."""
         from openai import omit
 
         settings = {TEMPLATE_SETTINGS: {"enable_thinking": enable_thinking}} if self.sends_template_settings else None
@@ -125,7 +129,8 @@ class ModelClient:
             message = answer.choices[0].message
             functions = [call.function for call in message.tool_calls or () if call.type == "function"]
             said, calls = message.content or "", [(each.name, each.arguments) for each in functions]
-            return _encodable(said), [(_encodable(name), _encodable(arguments)) for name, arguments in calls]
+            written = [(_encodable(name), _encodable(arguments)) for name, arguments in calls]
+            return _encodable(said), written, answer.choices[0].finish_reason != CUT
 
     def takes_template_settings(self) -> bool:
         """Whether a short chat with settings of the chat template is answered. Where the server refuses these by name,

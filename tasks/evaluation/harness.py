@@ -103,6 +103,8 @@ class SuiteModel(TemplateLM):
     beginning."""
     runs_python: bool = False
     """Whether calls of the tool `python` are answered, and the model goes on until a turn without one."""
+    num_unfinished: int = 0
+    """Answers of the benchmark that had as many tokens as they may."""
 
     def opened(self, chat_history: list[Any]) -> tuple[list[Any], Sequence[Mapping[str, Any]]]:
         """(messages, tools) of what the harness passes."""
@@ -122,8 +124,6 @@ class EngineModel(SuiteModel):
 
     num_cut: int = 0
     """Prompts of the benchmark that lost their beginning."""
-    num_unfinished: int = 0
-    """Answers of the benchmark that had as many tokens as they may."""
 
     def __init__(
         self,

@@ -94,38 +94,42 @@ class EndpointModel(SuiteModel):
         raise NotImplementedError("an endpoint takes text, not tokens")
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        return self._each(requests, self._answer, "prompts", "answering")
+        answers = self._each(requests, self._answer, "prompts", "answering")
+        self.num_unfinished += sum(not is_finished for _, is_finished in answers)
+        return [text for text, _ in answers]
 
-    def _answer(self, number: int, request: Any) -> str:
+    def _answer(self, number: int, request: Any) -> tuple[str, bool]:
+        """(the text, whether it ended by itself)."""
         context, options = request.args
         wanted: dict[str, Any] = {**normalize_gen_kwargs(options)}
         until, max_tokens = wanted["until"], wanted["max_gen_toks"]
         chance = (wanted.get("temperature", 0.0), number)
         if isinstance(context, _Messages):
             messages, tools = json.loads(context)
-            text = self._chat(messages, tools, max_tokens, until, *chance)
+            text, is_finished = self._chat(messages, tools, max_tokens, until, *chance)
         else:
-            text = self.kept.recall("complete", self.client.complete, context, max_tokens, until, *chance)
-        return postprocess_generated_text(text, until, think_end_token=None)
+            text, is_finished = self.kept.recall("complete", self.client.complete, context, max_tokens, until, *chance)
+        kept = postprocess_generated_text(text, until, think_end_token=None)
+        return kept, is_finished or kept != text
 
     def _chat(
         self, messages: list[Any], tools: list[Any], max_tokens: int, until: list[str], temperature: float, seed: int
-    ) -> str:
-        """What the assistant says and calls; where its programs run, all turns up to the first without a call, with
-        what the programs printed between them."""
-        written = ""
+    ) -> tuple[str, bool]:
+        """(what the assistant says and calls, whether it ended by itself); where its programs run, all turns up to the
+        first without a call, with what the programs printed between them."""
+        written, all_finished = "", True
         for turn in range(MAX_TURNS if self.runs_python else 1):
             chance = (temperature, seed + turn * SEEDS_PER_TURN)
             asked = (messages, tools, max_tokens, until, self.enable_thinking, *chance)
-            said, calls = self.kept.recall("chat", self.client.chat, *asked)
+            said, calls, is_finished = self.kept.recall("chat", self.client.chat, *asked)
             text = said + write_calls(calls)
-            written += text
+            written, all_finished = written + text, all_finished and is_finished
             answers = self._run_calls(text) if self.runs_python and turn + 1 < MAX_TURNS else []
             if not answers:
                 break
             written += shown_answers(answers, self.enable_thinking)
             messages = [*messages, *tool_exchange(said, calls, answers)]
-        return written
+        return written, all_finished
 
     def _run_calls(self, text: str) -> list[str]:
         """Not one program per request at a time: their seconds are limited."""

@@ -152,8 +152,9 @@ def _prepare(model: LM, benchmark: Benchmark, items: list[BenchmarkItem]) -> Non
     from tasks.evaluation.harness import EngineModel, SuiteModel, ToolRequest
 
     if isinstance(model, EngineModel):
-        model.num_cut = model.num_unfinished = 0
+        model.num_cut = 0
     if isinstance(model, SuiteModel):
+        model.num_unfinished = 0
         model.refuses_cuts = benchmark.kind in WHOLE_PROMPTS
         model.runs_python = benchmark.kind == "math_with_python"
         model.tool_requests = {

@@ -55,7 +55,7 @@ class BenchmarkResult(BaseModel):
     num_cut: int | None = None
     """Prompts that lost their beginning, as sequence_length has no room for them; null of a server."""
     num_unfinished: int | None = None
-    """Answers that ended because they had max_new_tokens; likewise."""
+    """Answers that ended because they had max_new_tokens."""
     items_digest: str
     """Over items, examples and expected answers: equal where two results answer the same questions."""
     figures: tuple[Figure, ...]

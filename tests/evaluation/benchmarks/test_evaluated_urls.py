@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -51,7 +51,8 @@ class Handler(BaseHTTPRequestHandler):
         if failure is None:
             text = self.server.text or f"\\boxed{{{len(asked['messages'][0]['content']) + asked.get('seed', 0)}}}"
             message = {"role": "assistant", "content": text}
-            choice = {"index": 0, "finish_reason": "stop", "message": message}
+            reason = "length" if number in self.server.cut else "stop"
+            choice = {"index": 0, "finish_reason": reason, "message": message}
             self.send(200, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
         elif failure[0]:
             self.send(failure[0], {"error": {"message": failure[1]}}, failure[2])
@@ -72,10 +73,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def served(plan: Callable[[int, str, Any], Failure], text: str = "") -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """(URL, the requests so far); `text` is every answer."""
+def served(
+    plan: Callable[[int, str, Any], Failure], text: str = "", cut: Collection[int] = ()
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """(URL, the requests so far); `text` is every answer, that to the requests `cut` ends at its limit."""
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.plan, server.text, server.asked, server.lock = plan, text, [], threading.Lock()
+    server.plan, server.text, server.cut, server.asked, server.lock = plan, text, cut, [], threading.Lock()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", server.asked
@@ -169,7 +172,7 @@ def test_a_command_that_was_ended_asks_only_what_is_left(number, given, plain, t
             return 0, "", {}
         return None
 
-    with served(answer_three) as (url, asked):
+    with served(answer_three, cut=[1, 2]) as (url, asked):
         words = command("eval", url, *map(str, given), "--output", str(output), "--concurrency", "2")
         own = environment(tmp_path / "home")
         process = subprocess.Popen(words, cwd=ROOT, env=own, stderr=subprocess.PIPE, text=True)
@@ -184,6 +187,8 @@ def test_a_command_that_was_ended_asks_only_what_is_left(number, given, plain, t
     assert code == 0 and f"3 earlier answers are in {kept}" in errors
     assert len(asked) - before == NUM_ITEMS - 3 + 1
     assert items_of(output) == plain
+    [benchmark] = json.loads(output.read_text())["benchmarks"]
+    assert benchmark["num_unfinished"] == 2, "the earlier answers count"
     assert not kept.exists()
 
 

@@ -41,7 +41,7 @@ class ScriptedModel:
         self.read.append(json.dumps(messages))
         said, _, called = self.turns.pop(0).partition("\n<tool_call>")
         code = called.partition("<arg_value>")[2].partition("</arg_value>")[0]
-        return said, [("python", json.dumps({"code": code}))] if called else []
+        return said, [("python", json.dumps({"code": code}))] if called else [], True
 
 
 def answer_of(scripted: ScriptedModel, *, is_served: bool = False, sequence_length: int = 4096) -> str:
