@@ -138,6 +138,16 @@ class ImportanceRecipe(Frozen):
     cap: float = Field(ge=1)
     """Upper bound (slime and verl: 2.0)."""
 
+    @model_validator(mode="after")
+    def _rounding_masks_nothing(self) -> Self:
+        if self.kind == "masked" and (self.cap < 1 + MIN_TOKEN_CLIP or self.floor > 1 - MIN_TOKEN_CLIP):
+            raise ValueError(
+                f"importance masked with floor {self.floor:g} and cap {self.cap:g}: rounding alone leaves out tokens "
+                f"whose ratio is 1. Set cap to {1 + MIN_TOKEN_CLIP:g} or more and floor to {1 - MIN_TOKEN_CLIP:g} or "
+                f"less, or kind to truncated"
+            )
+        return self
+
 
 class MismatchRecipe(Frozen):
     """How far the weights that sampled a step's answers may be from those that train on them. A step beyond a bound is

@@ -272,6 +272,13 @@ def test_importance_weights_equal_a_loop_over_answers(kind, level):
     torch.testing.assert_close(weights, expected)
 
 
+@pytest.mark.parametrize("bounds", [{"floor": 0.0, "cap": 1.0}, {"floor": 1.0, "cap": 2.0}])
+def test_a_mask_that_rounding_would_decide_is_refused(bounds):
+    with pytest.raises(ValueError, match=r"rounding alone leaves out tokens .*Set cap to 1\.01 .*or kind to truncated"):
+        ImportanceRecipe(kind="masked", level="tokens", **bounds)
+    assert ImportanceRecipe(kind="truncated", level="tokens", **bounds).kind == "truncated"
+
+
 def test_a_masked_answer_has_no_gradient_and_the_others_keep_theirs():
     """Two answers of one group: the one that the trainer finds 4 times as likely is left out, and counted."""
     model = random_model(GLM46)
