@@ -60,6 +60,7 @@ from tasks.prepared_data import PreparedData
     log_prints=False,
     on_failure=[tell_failure, end_tracking],
     on_crashed=[tell_failure, end_tracking],
+    on_cancellation=[end_tracking],
 )
 def full_pipeline(
     scale: ScaleName = "tiny",

@@ -11,7 +11,7 @@ from flows.running.run_step import run_effect
 from flows.show.outcome import RunOutcome
 from flows.show.track_run import SCALE_TAG
 from flows.show.ui_artifacts import show_table
-from infra.registry.experiment_tracking import connect, log_new_figures, newest_runs, set_run_tags
+from infra.registry.experiment_tracking import connect, log_figures, newest_runs, set_run_tags
 from tasks.report.report_inputs import ReportedPhases
 from tasks.report.trend_page import (
     TrendRun,
@@ -56,7 +56,7 @@ def runs_with(client: MlflowClient, scale: str, run_id: str, own: TrendRun) -> l
     push what was measured out of the last NUM_RUNS."""
     runs = read_trend(client, scale)
     if not runs or runs[-1].measured != own.measured:
-        log_new_figures(client, run_id, _as_metrics(own))
+        log_figures(client, run_id, _as_metrics(own))
         set_run_tags(client, run_id, {MEASURED_TAG: own.measured})
         runs = read_trend(client, scale)
     return without_repeats(runs)

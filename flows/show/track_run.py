@@ -28,8 +28,8 @@ from infra.registry.experiment_tracking import (
     ensure_run,
     finish_run,
     log_evidence,
+    log_figures,
     log_inputs,
-    log_new_figures,
     log_new_parameters,
     log_text,
     resume_run,
@@ -174,7 +174,7 @@ def log_solutions(run: Run, phase: PhaseSection, run_id: str, solutions: Artifac
         own = {**_sampling_figures(domain), "kept_share": domain.num_kept / max(1, domain.num_answers)}
         figures |= {f"{domain.phase}/{domain.domain}/{name}": value for name, value in own.items()}
     client = connect(run.mlflow)
-    log_new_figures(client, run_id, {f"sampling/{name}": value for name, value in figures.items()})
+    log_figures(client, run_id, {f"sampling/{name}": value for name, value in figures.items()})
 
 
 def _sampling_figures(record: SampledSolutions | DomainSolutions) -> dict[str, float]:
@@ -194,8 +194,8 @@ def finish_phase(
     steps. Then end the phase's run: FINISHED where the gate accepted."""
     client = connect(run.mlflow)
     figures = _figures(evaluation.record.model_dump(mode="json"))
-    log_new_figures(client, run_id, {f"evaluation/{name}": value for name, value in figures.items()})
-    log_new_figures(client, run.pipeline_run_id, {f"{phase.name}/{name}": value for name, value in figures.items()})
+    log_figures(client, run_id, {f"evaluation/{name}": value for name, value in figures.items()})
+    log_figures(client, run.pipeline_run_id, {f"{phase.name}/{name}": value for name, value in figures.items()})
     log_training_evidence(client, run_id, checkpoint)
     set_run_tags(
         client, run_id, {NOTE_TAG: _as_list([f"{bound.outcome}: {bound.sentence}" for bound in decision.record.bounds])}
@@ -259,7 +259,8 @@ def end_tracking(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> 
             prefect.set_flow_run_state(flow_run.id, Crashed(message=WORKER_LOST), force=True)
     client = connect(tracking_uri())
     for run_id in run_ids(client, FLOW_RUN_TAG, str(flow_run.id)):
-        set_run_tags(client, run_id, {PROMOTED_TAG: "false", NOTE_TAG: "The run failed: nothing was promoted."})
+        ended = "was cancelled" if state.is_cancelling() else "failed"
+        set_run_tags(client, run_id, {PROMOTED_TAG: "false", NOTE_TAG: f"The run {ended}: nothing was promoted."})
         finish_run(client, run_id, "FAILED" if state.is_failed() else "KILLED")
 
 

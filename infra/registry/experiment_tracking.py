@@ -145,10 +145,11 @@ def log_metrics(client: MlflowClient, run_id: str, rows: MetricRows) -> None:
         client.log_batch(run_id, metrics=entities[start : start + MAX_METRICS_PER_REQUEST], synchronous=True)
 
 
-def log_new_figures(client: MlflowClient, run_id: str, figures: Mapping[str, float]) -> None:
-    """Log the results of a run, unless that was done before."""
-    known = client.get_run(run_id).data.metrics
-    log_metrics(client, run_id, [(0, {name: value for name, value in figures.items() if name not in known})])
+def log_figures(client: MlflowClient, run_id: str, figures: Mapping[str, float]) -> None:
+    """Log the results of a run where it does not show them yet: those of another computation take the place of its
+    earlier ones."""
+    shown = client.get_run(run_id).data.metrics
+    log_metrics(client, run_id, [(0, {name: value for name, value in figures.items() if shown.get(name) != value})])
 
 
 class TrackedRun(NamedTuple):

@@ -24,6 +24,7 @@ from infra.child_process import free_port, take_port
 from infra.home import Home
 from infra.servers.databases import MLFLOW_DATABASE, PREFECT_DATABASE, mlflow_database
 from tests.conftest import ROOT
+from tests.infra.test_launcher import wait_for
 from tests.support.cluster.deployed import Deployed
 from tests.support.pipeline import command, glm46
 from tests.support.postgres import PASSWORD, needs_postgres, postgres
@@ -133,6 +134,18 @@ def test_a_killed_flow_run_and_worker_come_back(deployed):
     assert [client.get_run(run_id).info.status for run_id in run_ids(client, "glm46.flow_run", flow_run)] == [
         "FINISHED"
     ]
+
+
+def test_a_run_that_is_cancelled_in_the_ui_ends_in_mlflow_too(deployed):
+    from infra.registry.experiment_tracking import connect, run_ids
+
+    client = connect(deployed.recorded["mlflow"])
+    flow_run = deployed.start(scale="micro", until="prepare_data")
+    wait_for(lambda: run_ids(client, "glm46.flow_run", flow_run), seconds=120)
+    deployed.api(f"flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    deployed.wait(flow_run, "Cancelled")
+    (run,) = [client.get_run(run_id) for run_id in run_ids(client, "glm46.flow_run", flow_run)]
+    assert run.info.status == "KILLED" and "was cancelled" in run.data.tags["mlflow.note.content"]
 
 
 def test_flow_runs_that_fall_silent_are_watched(deployed):

@@ -8,7 +8,7 @@ from configs.load import load_scale
 from flows.expect_cost import MINUTES, STAGES_TAG, expected_cost, newest_alike
 from flows.show.outcome import RunOutcome, print_outcome
 from flows.show.track_run import SCALE_TAG
-from infra.registry.experiment_tracking import TrackedRun, ensure_run, log_new_figures
+from infra.registry.experiment_tracking import TrackedRun, ensure_run, log_figures
 from tasks.training.plan.plan_training import plan_training
 
 
@@ -28,7 +28,7 @@ def test_the_run_that_is_named_computed_everything_in_the_same_stages(tmp_path):
     for number, (scale, stages, minutes) in enumerate(nights):
         tags = {SCALE_TAG: scale, STAGES_TAG: stages}
         run_id = ensure_run(client, f"glm46-{scale}", "run", str(number), None, tags)
-        log_new_figures(client, run_id, {"loss": 1.0} if minutes is None else {MINUTES: minutes})
+        log_figures(client, run_id, {"loss": 1.0} if minutes is None else {MINUTES: minutes})
     assert [run.metrics[MINUTES] for run in newest_alike(client, "toy", "a b")] == [5.0]
     assert newest_alike(client, "toy", "b") == []
 

@@ -22,9 +22,9 @@ from infra.registry.experiment_tracking import (
     ensure_run,
     finish_run,
     log_evidence,
+    log_figures,
     log_inputs,
     log_metrics,
-    log_new_figures,
     log_new_parameters,
     resume_run,
     running_runs,
@@ -97,7 +97,7 @@ def test_inputs_carry_whole_digests_and_contract_results(mlflow_server, client, 
     assert json.loads(logged.dataset.profile) == {"num_lines": 20}
 
 
-def test_parameters_and_figures_are_logged_once_and_metrics_by_step(client):
+def test_parameters_are_logged_once_figures_once_each_and_metrics_by_step(client):
     run_id = ensure_run(client, EXPERIMENT, "parameters", "key-parameters", None, {})
     tree = {"scale": "x", "phases": [{"name": "sft", "seed": 1}], "bounds": [1, 2], "long": "y" * 9000}
     assert flattened(tree) == {
@@ -109,12 +109,14 @@ def test_parameters_and_figures_are_logged_once_and_metrics_by_step(client):
     }
     log_new_parameters(client, run_id, flattened(tree))
     log_new_parameters(client, run_id, {"scale": "other"})
-    log_new_figures(client, run_id, {"accuracy": 0.5})
-    log_new_figures(client, run_id, {"accuracy": 0.7})
+    for accuracy in (0.7, 0.5, 0.5):
+        log_figures(client, run_id, {"accuracy": accuracy, "loss_of_all": 2.0})
     log_metrics(client, run_id, [(number, {"loss": float(number), "rate": 1.0}) for number in range(700)])
     logged = client.get_run(run_id).data
     assert logged.params["scale"] == "x" and len(logged.params["long"]) == 500
-    assert logged.metrics["accuracy"] == 0.5
+    history = {name: client.get_metric_history(run_id, name) for name in ("accuracy", "loss_of_all")}
+    assert logged.metrics["accuracy"] == 0.5, "of the last evaluation, though it is lower"
+    assert [len(points) for points in history.values()] == [2, 1]
     assert [point.value for point in client.get_metric_history(run_id, "loss")] == [
         float(number) for number in range(700)
     ]
@@ -151,7 +153,7 @@ def test_the_cost_of_a_run_is_that_of_the_last_one_of_the_same_stages(client, ml
 
     first = begin("key-cost-1", None)
     assert " of training on 131,072 tokens, at a speed that is assumed; " in said[-1]
-    log_new_figures(client, first, {MINUTES: 3.5})
+    log_figures(client, first, {MINUTES: 3.5})
     begin("key-cost-2", None)
     assert said[-1].startswith("expect 3.5 minutes, as the run of ") and "computed everything" in said[-1]
     begin("key-cost-3", "sft")

@@ -6,7 +6,7 @@ import pytest
 
 from flows.show import show_trend
 from flows.show.show_trend import MEASURED_TAG, _as_metrics, read_trend
-from infra.registry.experiment_tracking import ensure_run, log_new_figures, set_run_tags
+from infra.registry.experiment_tracking import ensure_run, log_figures, set_run_tags
 from tasks.report.trend_page import TrendRun, regressions, trend_page, trend_rows, without_repeats
 
 
@@ -84,7 +84,7 @@ def test_mlflow_keeps_what_the_trend_needs(tmp_path):
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db", f"sqlite:///{tmp_path}/mlflow.db")
     for number, run in enumerate((night("", 0.8, 60), night("", 0.7))):
         run_id = ensure_run(client, "glm46-toy", "run", str(number), None, {"glm46.scale": "toy"})
-        log_new_figures(client, run_id, _as_metrics(run) | {"evaluation/pass_at_1": 0.1})
+        log_figures(client, run_id, _as_metrics(run) | {"evaluation/pass_at_1": 0.1})
         set_run_tags(client, run_id, {MEASURED_TAG: str(number)})
     ensure_run(client, "glm46-toy", "failed", "2", None, {"glm46.scale": "toy"})
     read = read_trend(client, "toy")
