@@ -122,9 +122,19 @@ def _rows(batch: pa.RecordBatch) -> Iterator[Row | tuple[str, str]]:
     """Each row, or (reason, detail) where Python cannot hold one of its values: bytes that are not UTF-8, a date after
     year 9999."""
     try:
-        yield from batch.to_pylist()
+        rows: list[Any] = batch.to_pylist()
     except (ValueError, OverflowError):
-        yield from (_row(batch, number) for number in range(batch.num_rows))
+        rows = [_row(batch, number) for number in range(batch.num_rows)]
+    for row in rows:
+        yield {name: _without_nulls(value) for name, value in row.items()} if isinstance(row, dict) else row
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value whose objects lack the fields that are null: in Parquet all objects of a column have the fields of each,
+    so a call of one function would have the arguments of every other."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(field) for name, field in value.items() if field is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _row(batch: pa.RecordBatch, number: int) -> Row | tuple[str, str]:

@@ -24,6 +24,9 @@ from tasks.data.chats.collect_chats import collect_chats
 from tasks.data.privacy.masked_chats import mask_chats
 from tasks.data.privacy.personal_data import KINDS, find_spans, mask_text
 from tasks.data.problems.synthesize_problems import synthesize_problems
+from tasks.data.prompts.prompt_records import prompt_of
+from tasks.data.readers.record_lines import record_lines
+from tasks.data.readers.source_bytes import HashingReader
 from tasks.data.records.documents import document_id
 from tasks.data.shards.shard_chats import shard_chats
 from tasks.data.shards.token_shard import open_shard
@@ -460,6 +463,40 @@ def test_an_answer_of_weight_0_is_read_and_not_trained_on():
 def test_a_record_with_several_instances_gives_several_conversations():
     record = {"instruction": "q", "instances": [{"input": "", "output": "a"}, {"input": "i", "output": "b"}]}
     assert summary(record) == [ASKED, plain(("user", "q\n\ni"), ("assistant", "b"))]
+
+
+def test_calls_of_a_parquet_file_have_the_arguments_of_their_own_function(tmp_path):
+    """Parquet gives every object of a column the fields of all of them, null where it has none."""
+    called = [{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "weather", "arguments": {"city": "Oslo"}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": call["name"],
+                "parameters": {"properties": {key: {"type": "string"} for key in call["arguments"]}},
+            },
+        }
+        for call in called
+    ]
+    records = [
+        {
+            "messages": [
+                {"role": "user", "content": "Please"},
+                {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]},
+            ],
+            "tools": tools,
+            "question": "Please",
+            "answer": [call],
+        }
+        for call in called
+    ]
+    path = tmp_path / "calls.parquet"
+    pq.write_table(pa.Table.from_pylist(records), path)
+    with path.open("rb") as file:
+        read = [line.record for line in record_lines("parquet", "x", str(path), "", HashingReader(file))]
+    assert [conversations_of(record)[0][0][1]["tool_calls"] for record in read] == [[call] for call in called]
+    assert [conversations_of(record)[0][1] for record in read] == [tools, tools]
+    assert [prompt_of("tools", record) for record in read] == [prompt_of("tools", record) for record in records]
 
 
 def test_tools_are_described_in_one_way():
