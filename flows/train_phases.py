@@ -21,6 +21,7 @@ from flows.check_contract import check_contract
 from flows.running.branches import Branches
 from flows.running.run import AssessedModel, AssessedRewardModel, Run
 from flows.running.run_step import run_step
+from flows.show.say_left_out import say_left_out
 from flows.show.show_run import show_phase
 from flows.show.track_run import log_solutions, track_phase
 from flows.solution_rules import refuse_too_few_solutions, refuse_unanswered_domains
@@ -323,6 +324,7 @@ def _pack_rows(
         recipe=phase.recipe.packing_recipe,
     )
     check_contract(run, packed, "packed", stage=f"contract packed {phase.name}")
+    say_left_out(run.log, phase, packed.record)
     return packed
 
 

@@ -92,6 +92,7 @@ def packed_table(phases: ReportedPhases) -> str:
             _by_domain(record.tokens_by_domain, record.epochs_by_domain),
             _by_domain(record.course_tokens_by_domain, record.course_epochs_by_domain),
             ", ".join(record.absent_domains) or "none",
+            record.num_too_long,
             record.num_rearranged,
         )
         for phase, record in ((phase, phase.packed.record) for phase in phases if phase.packed is not None)
@@ -105,12 +106,13 @@ def packed_table(phases: ReportedPhases) -> str:
         "tokens by domain (passes)",
         "of the course so far (passes)",
         "asked for, without text",
+        "conversations longer than a row",
         "pieces with FIM",
     )
     note = (
-        "A domain without text leaves its share to the others. A phase continues in a domain's documents where the "
-        "phases before it on its "
-        "course stopped. FIM: rearranged to prefix, suffix, middle."
+        "A domain without text leaves its share to the others, and a conversation that no row holds is left out. A "
+        "phase continues in a domain's documents where the phases before it on its course stopped. FIM: rearranged to "
+        "prefix, suffix, middle."
     )
     return heading("Packed rows") + table(columns, rows) + paragraph(note, "soft") if rows else ""
 

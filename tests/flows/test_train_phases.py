@@ -156,12 +156,13 @@ def test_every_domain_with_prompts_has_an_expert_and_every_expert_has_prompts(sc
 
 
 def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(monkeypatch, scale):
-    """The stages of a phase with rejection sampling, each with what it reads."""
-    seen = []
+    """The stages of a phase with rejection sampling, each with what it reads; the log says what the rows leave out."""
+    seen, said = [], list[str]()
+    packed_record = SimpleNamespace(absent_domains=("code", "commit"), num_too_long=1200, sequence_length=128)
 
     def run_step(run, step, *, stage, **inputs):
         seen.append((stage, {name: value.digest for name, value in inputs.items() if hasattr(value, "digest")}))
-        return SimpleNamespace(digest=stage, record=None)
+        return SimpleNamespace(digest=stage, record=packed_record)
 
     values = scale.model_dump(mode="json")
     add_phase(values, "rl_rejection_sampling", like="sft", before="rl_reasoning", start="sft", objective=SAMPLING)
@@ -176,7 +177,7 @@ def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(mo
         tokenizer=artifact("tokens"),
         shards=artifact("s"),
     )
-    run = SimpleNamespace(scale=branched)
+    run = SimpleNamespace(scale=branched, log=SimpleNamespace(say=said.append))
     assert flow.pack_phases(run, prepared, (phase,)) == {} and not seen, "its rows wait for the weights"
     solutions = flow._sample(run, prepared, phase, {"checkpoint": artifact("sft's weights")})
     packed, chats = flow._pack_solutions(run, prepared, phase, solutions)
@@ -193,6 +194,8 @@ def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(mo
         f"contract packed {name}",
     ]
     assert (packed.digest, chats.digest) == (f"pack {name}", f"shard {name}")
+    assert said[0].startswith(f"{name}: no text of code, commit: ")
+    assert said[1].startswith(f"{name}: 1,200 conversations are longer than a row of 128 tokens")
     seen.clear()
     phase_of(values, "rl_reasoning")["recipe"]["objective"]["difficulty"] = DIFFICULTY
     models = {"checkpoint": artifact("w")}

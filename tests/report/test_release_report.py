@@ -140,10 +140,11 @@ def test_what_was_watched_while_training_is_shown(report, phases):
     assert "Quoted: what S0 expects" in text and "Held-out text while training" in text
     assert ["sft", "1", "2"] in rows, "rollbacks and the steps left out"
     packed = next(row for row in rows if row[:2] == ["sft", "stream"])
-    assert packed[-4:] == [
+    assert packed[-5:] == [
         "web 9,000 (1.50), code 6,360 (2.00)",
         "web 12,000 (2.25), code 6,360 (2.00)",
         "commit",
+        "12",
         "13",
     ]
     layers = [row for row in rows if row[0] == "sft" and len(row) == 5 and row[1].isdigit()]

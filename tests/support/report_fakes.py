@@ -162,7 +162,7 @@ def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | N
         packing="stream",
         num_pieces=70,
         fill_share=1.0,
-        num_too_long=0,
+        num_too_long=12,
         tokens_by_domain={"web": 9000, "code": 6360},
         epochs_by_domain={"web": 1.5, "code": 2.0},
         course_tokens_by_domain={"web": 12000, "code": 6360},

@@ -146,10 +146,8 @@ def _pack(
 
     domains = _domains(recipe, domain_names, buckets.weights, pieces, threads)
     positions = {name: begin.of(name, own.num_documents, len(own.weights)) for name, own in domains.items()}
-    absent = tuple(sorted(name for name, own in domains.items() if not own.num_tokens))
+    num_too_long = _num_too_long(domains, recipe)
     num_rows = recipe.num_tokens // recipe.sequence_length
-    if absent:
-        output.report(Progress(0, num_rows, "rows", f"no text of {', '.join(absent)}: its share goes to other domains"))
     queues, placed = _placed(recipe, domains, positions, row_slots, threads)
 
     def write(part: tuple[int, PlacedUnits]) -> WrittenPart:
@@ -172,12 +170,12 @@ def _pack(
         num_pieces=sum(part.counts["documents"] for part in parts),
         fill_share=1.0 if row_slots is None else round(tokens.total() / (num_rows * row_slots), 6),
         num_rearranged=sum(part.num_rearranged for part in parts),
-        num_too_long=sum(total.num_too_long for own in domains.values() for total in own.totals),
+        num_too_long=num_too_long,
         tokens_by_domain=shares,
         epochs_by_domain={name: round(count, 6) for name, count in passes.items()},
         course_tokens_by_domain=_course_tokens(shares, previous),
         course_epochs_by_domain=_course_epochs(reached),
-        absent_domains=absent,
+        absent_domains=tuple(sorted(name for name, own in domains.items() if not own.num_tokens)),
     )
 
 
@@ -195,6 +193,17 @@ def _domains(
         totals = tuple(threads.map(lambda number: Totals.of(pieces(number), len(weights)), own))
         domains[name] = DomainPieces(name, recipe.seed, own, totals, weights, pieces)
     return domains
+
+
+def _num_too_long(domains: dict[str, DomainPieces], recipe: PackingRecipe) -> int:
+    """Conversations that no row holds, as they are not cut. Raises ValueError where these are all."""
+    num_too_long = sum(total.num_too_long for own in domains.values() for total in own.totals)
+    if num_too_long and not domains[CHAT].num_tokens:
+        raise ValueError(
+            f"all {num_too_long} conversations are longer than a row of {recipe.sequence_length} tokens: raise the "
+            f"phase's sequence_length, or bring shorter ones"
+        )
+    return num_too_long
 
 
 def _placed(

@@ -370,6 +370,11 @@ def test_best_fit_fills_exactly_the_rows_of_the_phase_and_cuts_no_conversation(t
     assert abs(share - 0.5) < 0.02 and sum(record.tokens_by_domain.values()) == order[:, 3].sum()
 
 
+def test_rows_that_hold_none_of_the_conversations_are_refused(toys):
+    with pytest.raises(ValueError, match="all 300 conversations are longer than a row of 2 tokens: raise"):
+        pack(toys, sequence_length=2)
+
+
 def test_best_fit_reads_every_conversation_once_per_epoch_but_for_the_last_rows(toys):
     record, order, _, sources = pack(toys)
     read = Counter(order[order[:, 0] == 2, 1].tolist())
