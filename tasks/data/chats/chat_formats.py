@@ -28,7 +28,10 @@ QUESTIONS = ("instruction", "prompt", "question", "Question", "query", "problem"
 ANSWERS = ("output", "response", "Response", "generated_solution", "solution", "answer", "completion")
 ANSWERS += ("target", "targets", "content")
 """The first one counts: of a worked solution and its bare result the solution."""
-REASONINGS = ("reasoning_content", "reasoning", "Complex_CoT")
+REASONINGS = ("reasoning_content", "reasoning", "thinking", "Complex_CoT")
+UNTRAINED = ("weight", "loss", "train")
+"""Fields of an assistant's turn that say by 0 or false that it is only read: OpenAI's, AgentInstruct's and ms-swift's,
+axolotl's."""
 CONTEXTS = ("input", "context")
 """Fields of an instruction's input."""
 SYSTEMS = ("system", "system_prompt")
@@ -223,7 +226,7 @@ def _message(number: int, given: object) -> Message:
     if str(name).lower() in CALL_ROLES:
         message["tool_calls"] = calls_of(number, content)
         return message
-    if role == "tool" and isinstance(content, dict):
+    if role == "tool" and _is_value(content):
         content = json.dumps(content, ensure_ascii=False)
     parts = content if isinstance(content, list) else [] if content is None else [{"type": "text", "text": content}]
     kinds = [_kind(number, part) for part in parts]
@@ -238,9 +241,16 @@ def _message(number: int, given: object) -> Message:
         called = [_value(part) for part, kind in zip(parts, kinds, strict=True) if kind == "tool_call"]
         called += [turn[key] for key in ("tool_calls", "function_call") if turn.get(key)]
         message["tool_calls"] = [call for value in called for call in calls_of(number, value)]
-        if turn.get("weight") == 0:
+        if any(turn.get(key) == 0 for key in UNTRAINED):
             message["is_trained"] = False
     return message
+
+
+def _is_value(content: object) -> bool:
+    """Whether a tool's result is an object, or a list with one that is no part of a text."""
+    if isinstance(content, list):
+        return any(isinstance(part, dict) and "type" not in part for part in content)
+    return isinstance(content, dict)
 
 
 def _thought_and_said(number: int, text: str, reasoning: str) -> tuple[str, str]:
@@ -277,7 +287,7 @@ def _value(part: object) -> object:
         return part
     if part.get("type") == "tool_use":
         return {"name": part.get("name"), "arguments": part.get("input")}
-    return next((part[key] for key in ("value", "text", "thinking") if key in part), "")
+    return next((part[key] for key in ("value", "text", "thinking") if key in part), None)
 
 
 def _checked(messages: list[Message]) -> list[Message]:

@@ -108,6 +108,26 @@ FORMATS = {
         {"messages": [*turns(("user", "q")), {"role": "assistant", "content": "a", "reasoning_content": "r"}]},
         [("user", "q", "", []), ("assistant", "a", "r", [])],
     ),
+    "thinking beside, as gpt-oss's": (
+        {"messages": [*turns(("user", "q")), {"role": "assistant", "content": "a", "thinking": "r"}]},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "result as a list of objects": (
+        {
+            "messages": [
+                *turns(("user", "q")),
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "tool", "content": [{"a": 1}, {"text": "b", "a": 2}]},
+                *turns(("assistant", "a")),
+            ]
+        },
+        [
+            ("user", "q", "", []),
+            ("assistant", "", "", [CALL]),
+            ("tool", '[{"a": 1}, {"text": "b", "a": 2}]', "", []),
+            ("assistant", "a", "", []),
+        ],
+    ),
     "call as text": (
         {
             "conversations": [
@@ -446,10 +466,11 @@ def test_every_format_becomes_the_same_messages(name):
     assert summary(record) == [expected]
 
 
-def test_an_answer_of_weight_0_is_read_and_not_trained_on():
+@pytest.mark.parametrize(("mark", "no", "yes"), [("weight", 0, 1), ("loss", False, True), ("train", False, None)])
+def test_an_answer_that_is_marked_so_is_read_and_not_trained_on(mark, no, yes):
     marked = turns(("user", "q"), ("assistant", "bad"), ("user", "r"), ("assistant", "good"), ("user", "s"))
-    marked[1]["weight"], marked[3]["weight"] = 0, 1
-    ((messages, _),) = conversations_of({"messages": [*marked, {"role": "assistant", "content": "cut", "weight": 0}]})
+    marked[1][mark], marked[3][mark] = no, yes
+    ((messages, _),) = conversations_of({"messages": [*marked, {"role": "assistant", "content": "cut", mark: no}]})
     assert [message["content"] for message in messages] == ["q", "bad", "r", "good"]
     segments = render_to_train(messages, [])
     assert "".join(segment.text for segment in segments if segment.is_trained) == "\ngood<|user|>"
@@ -529,6 +550,7 @@ MALFORMED = {
     "broken_tools": {"tools": "{", "messages": turns(("user", "q"), ("assistant", "a"))},
     "broken_reasoning": {"messages": turns(("user", "q"), ("assistant", "r</think>a"))},
     "broken_turn": {"messages": ["q", {"role": "assistant", "content": "a"}]},
+    "broken_turn without a text": {"messages": [{"role": "user", "content": [{"q": "q"}]}, *turns(("assistant", "a"))]},
     "unsupported_part": {
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url", "image_url": {}}]},
