@@ -60,6 +60,7 @@ TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
         ({"prompt": "Hi", "messages": [*ASKED, YES], "chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, 1),
         ({"prompt": "Hi", "chosen": [BRIEF, *ASKED, YES], "rejected": [BRIEF, *ASKED, NO]}, 2),
         ({"prompt": "Hi", "chosen": [*ASKED, NO, *ASKED, YES], "rejected": [*ASKED, NO, *ASKED, NO]}, 3),
+        ({"messages": [*ASKED, YES], "rejected_messages": [*ASKED, NO]}, 1),
         ({"question": "Hi", "response_j": "Yes.", "response_k": "No."}, 1),
         ({"instruction": "Hi", "completions": rated("fine-grained_score", response=(2.5, 4.75, 1))}, 1),
         ({"instruction": "Hi", "completions": rated("fine-grained_score", response=(None, 4.75, 1))}, 1),
@@ -113,6 +114,13 @@ def test_a_rejected_response_stands_in_place_of_the_last_turn():
         "Yes.",
         "No.",
     )
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_an_answer_may_be_a_call_alone(content):
+    call = {"role": "assistant", "content": content, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    pair = pair_of({"prompt": ASKED, "chosen": [call], "rejected": [NO]})
+    assert pair.chosen.get("tool_calls") == [{"name": "f", "arguments": {}}]
 
 
 def test_the_input_of_an_instruction_is_asked_with_it():

@@ -54,8 +54,8 @@ COMPARISONS = (
     Comparison("conversation_a", "conversation_b", "winner", _is("model_a", "model_b")),
 )
 """The layouts of PKU-SafeRLHF, HelpSteer2, HelpSteer3, SHP and Chatbot Arena."""
-PREFERRED = (("chosen", "rejected"), ("response_j", "response_k"))
-"""Fields of the better and of the other answer; the second of the pairs of Stack Exchange."""
+PREFERRED = (("chosen", "rejected"), ("response_j", "response_k"), ("messages", "rejected_messages"))
+"""Fields of the better and of the other answer; the last ones of the pairs of Stack Exchange and of ms-swift."""
 
 
 class Ranking(NamedTuple):
@@ -189,4 +189,4 @@ def _answers_in_text(turn: object) -> bool:
     if not isinstance(turn, dict) or role_of(turn) != "assistant":
         return False
     said = turn.get("content", turn.get("value"))
-    return bool(said.strip()) if isinstance(said, str) else bool(said or turn.get("tool_calls"))
+    return bool(turn.get("tool_calls") or (said.strip() if isinstance(said, str) else said))
