@@ -286,7 +286,7 @@ def _value(part: object) -> object:
     if not isinstance(part, dict):
         return part
     if part.get("type") == "tool_use":
-        return {"name": part.get("name"), "arguments": part.get("input")}
+        return part
     return next((part[key] for key in ("value", "text", "thinking") if key in part), None)
 
 

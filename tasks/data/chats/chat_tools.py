@@ -16,7 +16,7 @@ import reprlib
 from typing import Any
 
 from model.text.chat_template import Message, ToolCall
-from tasks.data.prompts.function_calls import written_calls
+from tasks.data.prompts.function_calls import name_and_arguments, written_calls
 from tasks.data.readers.json_lines import MAX_DEPTH, is_deep
 
 Record = dict[str, Any]
@@ -67,9 +67,9 @@ def calls_of(number: int, value: object) -> list[ToolCall]:
     parsed = from_json(value)
     calls: list[ToolCall] = []
     for call in parsed if isinstance(parsed, list) else [parsed]:
-        given = call.get("function", call) if isinstance(call, dict) else {}
-        arguments = from_json(given.get("arguments") or {}) if isinstance(given, dict) else None
-        if not isinstance(arguments, dict) or not isinstance(given.get("name"), str):
+        name, given = name_and_arguments(call)
+        arguments = from_json(given)
+        if not isinstance(arguments, dict) or not isinstance(name, str):
             raise MalformedChatError(
                 "broken_tool_call", f"turn {number}: {reprlib.repr(value)} needs a name and an object of arguments"
             )
@@ -77,7 +77,7 @@ def calls_of(number: int, value: object) -> list[ToolCall]:
             raise MalformedChatError(
                 "broken_tool_call", f"turn {number}: arguments nest more than {MAX_DEPTH} levels deep"
             )
-        calls.append({"name": given["name"], "arguments": arguments})
+        calls.append({"name": name, "arguments": arguments})
     return calls
 
 

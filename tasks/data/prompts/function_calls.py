@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
+
+ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""Fields of a call's arguments: OpenAI's, Llama 3's, LangChain's, Anthropic's."""
 
 
 class ExpectedCall(TypedDict):
@@ -14,6 +17,14 @@ class ExpectedCall(TypedDict):
     accepted: dict[str, list[object]]
     optional: list[str]
     """Arguments that may be left out."""
+
+
+def name_and_arguments(call: object) -> tuple[Any, Any]:
+    """Those of a call as files hold it, with OpenAI's `function` around them or without; (None, None) of no object."""
+    given = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(given, dict):
+        return None, None
+    return given.get("name"), next((given[key] for key in ARGUMENTS if key in given), None) or {}
 
 
 def calls_agree(text: str, expected: Sequence[ExpectedCall]) -> bool:

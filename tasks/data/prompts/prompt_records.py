@@ -23,7 +23,7 @@ from tasks.data.environments.repository import failed_tests
 from tasks.data.environments.repository_tests import name_of
 from tasks.data.problems.refusals import HARMFUL, HARMLESS, expected_behaviour
 from tasks.data.prompts.constraints import constraint_problem
-from tasks.data.prompts.function_calls import ExpectedCall
+from tasks.data.prompts.function_calls import ExpectedCall, name_and_arguments
 from tasks.data.prompts.published_layouts import LacksError, in_form_of_kind, passage_of
 from tasks.data.readers.json_lines import is_deep
 from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, SAFETY, TOOLS
@@ -173,11 +173,12 @@ def _safety(record: Given) -> tuple[str, str, str]:
 def _exact_calls(given: object) -> list[ExpectedCall]:
     calls: list[ExpectedCall] = []
     for call in given if isinstance(given, list) else [given]:
-        arguments = _parsed(call.get("arguments", {})) if isinstance(call, dict) else None
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
+        name, written = name_and_arguments(call)
+        arguments = _parsed(written)
+        if not isinstance(name, str) or not isinstance(arguments, dict):
             raise UnusablePromptError("no_answer")
         accepted = {key: [value] for key, value in arguments.items()}
-        calls.append({"name": call["name"], "accepted": accepted, "optional": []})
+        calls.append({"name": name, "accepted": accepted, "optional": []})
     return calls
 
 

@@ -139,6 +139,16 @@ FORMATS = {
         },
         [("user", "q", "", []), ("assistant", "", "", [CALL]), ("tool", "o", "", []), ("assistant", "a", "", [])],
     ),
+    "call with parameters": (
+        {
+            "messages": [
+                *turns(("user", "q")),
+                {"role": "assistant", "tool_calls": [{"name": "f", "parameters": {"x": 1}}]},
+                *turns(("tool", "o"), ("assistant", "a")),
+            ]
+        },
+        [("user", "q", "", []), ("assistant", "", "", [CALL]), ("tool", "o", "", []), ("assistant", "a", "", [])],
+    ),
     "call with arguments as text": (
         {
             "messages": [

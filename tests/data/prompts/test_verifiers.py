@@ -306,6 +306,15 @@ def test_a_function_call_is_compared_by_name_and_arguments(text, is_right):
     assert verdict("tools", json.dumps([CALL]), text) is is_right
 
 
+@pytest.mark.parametrize("key", ["arguments", "parameters", "args", "input"])
+def test_an_expected_call_has_its_arguments_under_any_of_their_names(key):
+    call = {"name": "area", key: {"base": 10}}
+    for given in (call, [call], json.dumps([call]), [{"type": "function", "function": call | {key: '{"base": 10}'}}]):
+        prompt = prompt_of("tools", {"question": "The area?", "tools": [{"name": "area"}], "answer": given})
+        assert verdict("tools", prompt.answer, written("area", base="10")) is True
+        assert verdict("tools", prompt.answer, written("area")) is False
+
+
 def test_calls_in_another_order_are_the_same_calls():
     expected = [CALL | {"name": name} for name in ("one", "two")]
     calls = [written(name, base="10", is_round="false") for name in ("two", "one")]
