@@ -29,6 +29,8 @@ ANSWERS = ("output", "response", "Response", "generated_solution", "solution", "
 ANSWERS += ("target", "targets", "content")
 """The first one counts: of a worked solution and its bare result the solution."""
 REASONINGS = ("reasoning_content", "reasoning", "thinking", "Complex_CoT")
+SWITCHES = ("on", "off")
+"""Values of Nemotron's field `reasoning`, which says whether there is some."""
 UNTRAINED = ("weight", "loss", "train")
 """Fields of an assistant's turn that say by 0 or false that it is only read: OpenAI's, AgentInstruct's and ms-swift's,
 axolotl's."""
@@ -87,7 +89,8 @@ def _message_lists(record: Record, *, is_calling: bool) -> list[list[Message]]:
     asked = next((record[key] for key in ("prompt", "input") if isinstance(record.get(key), list)), None)
     if asked is not None:
         said = next((record[key] for key in ANSWERS if isinstance(record.get(key), str | list)), [])
-        answered = [{"role": "assistant", "content": said}] if isinstance(said, str) else said
+        thought = _reasoning_of(record)
+        answered = [{"role": "assistant", "content": said, "reasoning": thought}] if isinstance(said, str) else said
         return [[*system, *_messages([*asked, *answered])]]
     written = next(filter(None, (written_turns(record.get(key)) for key in WRITTEN)), [])
     if written and not all(any(isinstance(record.get(key), str) for key in keys) for keys in (QUESTIONS, ANSWERS)):
@@ -105,7 +108,7 @@ def _asked_and_answered(record: Record, *, is_calling: bool) -> list[Message]:
     if name == "instruction":
         given = next((record[key] for key in CONTEXTS if isinstance(record.get(key), str) and record[key].strip()), "")
     answer = next((record[key] for key in ANSWERS if isinstance(record.get(key), str)), None)
-    reasoning = next((record[key] for key in REASONINGS if isinstance(record.get(key), str)), "")
+    reasoning = _reasoning_of(record)
     if answer is None and is_calling and record.get("answers"):
         called = _text_message("assistant", "")
         called["tool_calls"] = calls_of(1, record["answers"])
@@ -117,6 +120,12 @@ def _asked_and_answered(record: Record, *, is_calling: bool) -> list[Message]:
         asked["content"] = _with_input(asked["content"], given)
         return [*earlier, *_messages([*begun, asked, said | {"reasoning": reasoning}])]
     return [*earlier, *_exchange(question, given, answer, reasoning)]
+
+
+def _reasoning_of(fields: Record) -> str:
+    """What an assistant thought, in a field beside what it said."""
+    given = (fields[key] for key in REASONINGS if isinstance(fields.get(key), str))
+    return next((text for text in given if text not in SWITCHES), "")
 
 
 def _are_texts(turns: Any) -> bool:
@@ -236,7 +245,7 @@ def _message(number: int, given: object) -> Message:
     }
     message["content"] = texts["text"]
     if role == "assistant":
-        reasoning = next((turn[key] for key in REASONINGS if isinstance(turn.get(key), str)), texts["reasoning"])
+        reasoning = _reasoning_of(turn) or texts["reasoning"]
         message["reasoning"], message["content"] = _thought_and_said(number, texts["text"], reasoning)
         called = [_value(part) for part, kind in zip(parts, kinds, strict=True) if kind == "tool_call"]
         called += [turn[key] for key in ("tool_calls", "function_call") if turn.get(key)]

@@ -128,6 +128,11 @@ FORMATS = {
             ("assistant", "a", "", []),
         ],
     ),
+    "thinking beside the answer to messages": (
+        {"prompt": turns(("user", "q")), "response": "a", "reasoning_content": "r"},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "thinking switched off": ({"input": "q", "output": "a", "reasoning": "off"}, ASKED),
     "call as text": (
         {
             "conversations": [
