@@ -135,9 +135,9 @@ def choose_chats(
             num_tokens += len(scored.token_ids)
     if len(chosen) < MIN_ITEMS:
         raise ValueError(
-            f"{len(chosen)} held-out conversations can be asked, a gate decides by at least {MIN_ITEMS}: raise "
-            f"data.recipe.chats.validation_share, or bring more; of {len(rows)} with at most "
-            f"evaluation.recipe.max_document_chars ({recipe.max_document_chars}) characters, max_document_tokens "
-            f"({recipe.max_document_tokens}) holds these"
+            f"{len(chosen)} held-out conversations can be asked, a gate decides by at least {MIN_ITEMS}: {len(rows)} "
+            f"have at most evaluation.recipe.max_document_chars ({recipe.max_document_chars}) characters, of which "
+            f"max_document_tokens ({recipe.max_document_tokens}) holds these: raise the bound that leaves them out or "
+            f"data.recipe.chats.validation_share, or bring more conversations"
         )
     return chosen, num_tokens

@@ -50,7 +50,7 @@ def test_whole_held_out_conversations_are_chosen_up_to_the_budget(chats, tmp_pat
     few, _ = choose_chats(rows, tokenizer, recipe.model_copy(update={"max_document_tokens": num_tokens - 1}))
     assert few == chosen[:23]
     with pytest.raises(
-        ValueError, match=r"^0 held-out conversations .* at least 20: raise data\.recipe\.chats\.validation_share"
+        ValueError, match=r"^0 held-out .* at least 20: .* max_document_tokens \(3\) holds these: raise the bound that"
     ):
         choose_chats(rows, tokenizer, recipe.model_copy(update={"max_document_tokens": 3}))
 
