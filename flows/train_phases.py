@@ -324,7 +324,7 @@ def _pack_rows(
         recipe=phase.recipe.packing_recipe,
     )
     check_contract(run, packed, "packed", stage=f"contract packed {phase.name}")
-    say_left_out(run.log, phase, packed.record)
+    say_left_out(run, phase, packed)
     return packed
 
 
