@@ -13,6 +13,7 @@ import time
 from typing import NoReturn
 
 import psutil
+import yaml
 
 from flows.cli.run_pipeline import set_environment
 from infra.child_process import take_port
@@ -61,7 +62,7 @@ def bring_up(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
         set_environment(home, urls.prefect, urls.mlflow)
         wait_for_recorded(home, urls, print)
         if not worker_lives(home, urls):
-            _deploy()
+            _deploy(home)
             urls = urls.model_copy(update={"pids": {**urls.pids, WORKER: _start_worker(home)}})
             record(home, urls)
         write_environment(home, f"{urls.prefect}/api", urls.mlflow)
@@ -82,8 +83,9 @@ def _start_servers(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrl
     return urls
 
 
-def _deploy() -> None:
-    """Set runs of a worker that has ended to Crashed, and bring the work pools and the deployments to this version."""
+def _deploy(home: Home) -> None:
+    """Set runs of a worker that has ended to Crashed, and bring the work pools and the deployments to this version.
+    Schedules of a deployment that is there stay as they are: somebody may have paused or moved them."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
 
@@ -95,7 +97,14 @@ def _deploy() -> None:
         for site in SITES:
             pool = WorkPoolCreate(name=site, type="process", base_job_template=JOB_TEMPLATE)
             client.create_work_pool(pool, overwrite=True)
-    _prefect("--no-prompt", "deploy", "--all")
+        known = {deployment.name for deployment in client.read_deployments()}
+    described = yaml.safe_load((ROOT / "prefect.yaml").read_text())
+    for deployment in described["deployments"]:
+        if deployment["name"] in known:
+            deployment.pop("schedules", None)
+    path = home.run_dir / "prefect.yaml"
+    path.write_text(yaml.safe_dump(described))
+    _prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(path))
 
 
 def bring_down(home: Home) -> int:

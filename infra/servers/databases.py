@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -68,7 +69,10 @@ def _postgres_uri(variable: str, driver: str) -> str:
         raise ValueError(f"{variable}{begins} must be postgresql://user:password@host:port/name")
     if rest.partition("?")[0].count("@") > 1:
         raise ValueError(f"{variable} has more than one @: write those of user and password as %40")
-    return f"postgresql+{driver}://{rest}"
+    address, mark, query = rest.partition("?")
+    if driver == ASYNC_DRIVER:  # which calls libpq's sslmode so, with the same values
+        query = re.sub(r"\bsslmode=", "ssl=", query)
+    return f"postgresql+{driver}://{address}{mark}{query}"
 
 
 def databases(home: Home) -> tuple[Database, Database]:
@@ -103,7 +107,7 @@ def find_problem(database: Database) -> str:
 
     url = make_url(database.uri)
     refusal = _postgres_refusal(database.uri, str(url.password or ""))
-    return f"at {url.host}:{url.port or 5432} does not answer ({refusal})" if refusal else ""
+    return f"at {url.host or 'the local socket'}:{url.port or 5432} does not answer ({refusal})" if refusal else ""
 
 
 def _sqlite_damage(path: Path) -> str:

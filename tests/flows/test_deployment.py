@@ -22,7 +22,7 @@ import pytest
 from flows.cli.deployment import become_worker
 from infra.child_process import free_port, take_port
 from infra.home import Home
-from infra.servers.databases import MLFLOW_DATABASE, PREFECT_DATABASE, mlflow_database
+from infra.servers.databases import MLFLOW_DATABASE, PREFECT_DATABASE, mlflow_database, prefect_database
 from tests.conftest import ROOT
 from tests.infra.test_launcher import wait_for
 from tests.support.cluster.deployed import Deployed
@@ -105,6 +105,9 @@ def test_a_worker_without_servers_or_of_no_site_is_refused_with_the_fix(home, mo
 def test_a_killed_flow_run_and_worker_come_back(deployed):
     """Both are killed; `up` starts a worker, keeps the servers, and sets the run to Crashed; retried, it completes
     under its own MLflow run."""
+    (schedule,) = deployed.api("deployments/name/glm46/nightly")["schedules"]
+    address = f"deployments/{schedule['deployment_id']}/schedules/{schedule['id']}"
+    deployed.api(address, {"active": False}, method="PATCH")
     before = deployed.recorded["pids"]
     flow_run = deployed.start(scale="micro", until="prepare_data")
     process = int(deployed.wait(flow_run, "Running")["infrastructure_pid"])
@@ -122,6 +125,8 @@ def test_a_killed_flow_run_and_worker_come_back(deployed):
         name: before[name] for name in ("prefect", "mlflow")
     }
     assert after["worker"] != before["worker"]
+    (kept,) = deployed.api("deployments/name/glm46/nightly")["schedules"]
+    assert (kept["id"], kept["active"]) == (schedule["id"], False), "paused in the UI"
     assert "retry to continue" in deployed.wait(flow_run, "Crashed")["state"]["message"]
     deployed.api(
         f"flow_runs/{flow_run}/set_state", {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
@@ -253,12 +258,21 @@ def test_another_kind_of_database_is_refused_without_its_password(monkeypatch):
     assert "secret" not in str(error.value)
 
 
+def test_each_server_is_given_the_ssl_mode_in_the_word_of_its_driver(monkeypatch):
+    """As the addresses of managed databases end."""
+    for variable in (PREFECT_DATABASE, MLFLOW_DATABASE):
+        monkeypatch.setenv(variable, "postgresql://u:p@db/runs?application_name=x&sslmode=require")
+    home = Home(Path("/absent"))
+    assert prefect_database(home).uri == "postgresql+asyncpg://u:p@db/runs?application_name=x&ssl=require"
+    assert mlflow_database(home).uri == "postgresql+psycopg2://u:p@db/runs?application_name=x&sslmode=require"
+
+
 @pytest.mark.long
 @needs_postgres
 def test_postgres_by_url_and_its_password_is_written_nowhere(tmp_path_factory):
     up = Deployed(tmp_path_factory.mktemp("on-postgres") / "home", (free_port(), free_port()))
     with postgres(tmp_path_factory.mktemp("postgres"), "prefect", "mlflow") as (prefect, mlflow):
-        urls = {PREFECT_DATABASE: prefect, MLFLOW_DATABASE: mlflow}
+        urls = {PREFECT_DATABASE: f"{prefect}?sslmode=prefer", MLFLOW_DATABASE: f"{mlflow}?sslmode=prefer"}
         try:
             started = glm46(
                 "up", "--prefect-port", str(up.ports[0]), "--mlflow-port", str(up.ports[1]), home=up.home, **urls

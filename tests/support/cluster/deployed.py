@@ -36,7 +36,14 @@ class Deployed:
     def password(self) -> str:
         return (self.home / "prefect" / "password").read_text()
 
-    def api(self, path: str, body: dict | None = None, deadline: float | None = None, **headers: str) -> Any:
+    def api(
+        self,
+        path: str,
+        body: dict | None = None,
+        deadline: float | None = None,
+        method: str | None = None,
+        **headers: str,
+    ) -> Any:
         """One request to Prefect, with the password unless other headers are given; a refused one raises ValueError
         with the server's words. Repeated where a busy database makes it answer 503, as Prefect's own clients do."""
         deadline = deadline or time.monotonic() + BUSY_SECONDS
@@ -45,14 +52,15 @@ class Deployed:
             f"http://127.0.0.1:{self.ports[0]}/api/{path}",
             headers={"Content-Type": "application/json", **headers},
             data=None if body is None else json.dumps(body).encode(),
+            method=method,
         )
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
-                return json.loads(answer.read())
+                return json.loads(answer.read() or "null")
         except urllib.error.HTTPError as error:
             if error.code == 503 and time.monotonic() < deadline:
                 time.sleep(0.5)
-                return self.api(path, body, deadline, **headers)
+                return self.api(path, body, deadline, method, **headers)
             raise ValueError(error.read().decode()) from None
 
     def start(self, deployment_name: str = "full-pipeline", **parameters: str) -> str:
