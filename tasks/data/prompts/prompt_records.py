@@ -86,9 +86,11 @@ def _program(record: Given) -> tuple[str, str, str]:
 
 
 def _choice(record: Given) -> tuple[str, str, str]:
-    """`choices` or `options`, and `answer` or `gold`: a letter, a number from 0, or the text of a choice."""
+    """`choices` or `options`, and `answer` or `gold`: a letter, a number from 0, or the text of a choice. Choices are a
+    list, or an object by letters, as MedQA's."""
     question = asked_question(record)
-    choices = next((record[key] for key in ("choices", "options") if isinstance(record.get(key), list)), [])
+    stated = [_without_letters(record.get(key)) for key in ("choices", "options")]
+    choices = next((each for each in stated if isinstance(each, list)), [])
     if not 2 <= len(choices) <= len(ascii_uppercase) or not all(isinstance(choice, str) for choice in choices):
         raise UnusablePromptError("no_choices")
     letters = ascii_uppercase[: len(choices)]
@@ -106,6 +108,12 @@ def _choice(record: Given) -> tuple[str, str, str]:
         "[]",
         answer,
     )
+
+
+def _without_letters(choices: object) -> object:
+    if isinstance(choices, dict) and [*choices] == [*ascii_uppercase[: len(choices)]]:
+        return [*choices.values()]
+    return choices
 
 
 def _constraints(record: Given) -> tuple[str, str, str]:

@@ -23,8 +23,10 @@ from tasks.data.sandbox.code_sandbox import STANDARD_INPUT
 
 FIELDS = (
     *("input_output", "public_test_cases", "private_test_cases", "public_tests", "private_tests", "generated_tests"),
-    *("tests", "verification_info"),
+    *("tests", "test_cases", "verification_info"),
 )
+ASSERTIONS = ("test_list", "tests", "test_cases", "testcase")
+"""Fields of lines that assert: MBPP's, SYNTHETIC's, AceCode's, OpenCoder's."""
 SOLUTIONS = "solutions"
 FUNCTION_FIELDS = ("fn_name", "func_name")
 MAX_TESTS_CHARS = 1 << 20
@@ -152,11 +154,11 @@ def published_solution(record: Mapping[str, Any]) -> str:
 
 
 def assertions(record: Mapping[str, Any]) -> str:
-    """Tests as a program: `test_list` or `tests`, each with or without a list around its lines, or functions of pytest
-    in `test`; empty for text that tests nothing."""
+    """Tests as a program: the first of ASSERTIONS, with or without a list around its lines, or functions of pytest in
+    `test`; empty for text that tests nothing."""
     functions = record.get("test")
     functions = functions if isinstance(functions, str) and "def test" in functions else None
-    given = record.get("test_list", record.get("tests", functions))
+    given = next((record[name] for name in ASSERTIONS if name in record), functions)
     listed = _value(given) if isinstance(given, str) else given
     imports = record.get("test_imports")
     setup = [*(imports if isinstance(imports, list) else []), record.get("test_setup_code") or ""]

@@ -27,7 +27,18 @@ if TYPE_CHECKING:
     from tasks.data.sources.list_sources import SourceFile
 
 QUESTION_FIELDS = (
-    *("question", "problem", "problem_description", "quiz", "instructions", "text", "prompt", "query", "Problem"),
+    *(
+        "question",
+        "problem",
+        "problem_description",
+        "quiz",
+        "instructions",
+        "instruction",
+        "text",
+        "prompt",
+        "query",
+        "Problem",
+    ),
     *("Question", "question_content", "description"),
 )
 ANSWER_FIELDS = ("answer_number", "solution_text", "answer", "Answer", "expected_answer", "final_answer")
