@@ -1,8 +1,7 @@
-"""Tells a webhook that a run failed, crashed or was refused by a gate; infra/monitoring/failure_webhook.py posts."""
+"""Tells a webhook that a run failed, crashed or was refused by a gate; infra/failure_webhook.py posts."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from prefect import Flow, State, get_run_logger
@@ -12,10 +11,9 @@ from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Completed
 
 from flows.show.outcome import RunOutcome
-from infra.monitoring.failure_webhook import post_failure
+from infra.failure_webhook import MAX_REASON_CHARS, failure, post_failure
 
 REFUSED = "Refused"
-MAX_REASON_CHARS = 1000
 
 
 def tell_failure(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -35,16 +33,3 @@ def tell_refusal(outcome: RunOutcome) -> State[RunOutcome]:
     values = failure(REFUSED, str(this_flow_run.name), str(this_flow_run.id), this_flow_run.parameters, reason)
     post_failure(values, get_run_logger().warning)
     return Completed(name=REFUSED, message=reason[:MAX_REASON_CHARS], data=outcome)
-
-
-def failure(state: str, name: str, flow_run_id: str, parameters: dict[str, Any], reason: str) -> dict[str, str]:
-    """What is posted; `text` is what chat servers show."""
-    scale, short = Path(str(parameters.get("scale", ""))).stem, reason[:MAX_REASON_CHARS]
-    return {
-        "text": f"glm46 run {name}: {state}. {short}".rstrip(),
-        "state": state,
-        "scale": scale,
-        "flow_run": name,
-        "flow_run_id": flow_run_id,
-        "reason": short,
-    }

@@ -18,7 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 from configs.files.atomic_files import replace_durably
 from infra.code_digest import ROOT
 from infra.home import Home, private_file
-from infra.servers.recorded_servers import recorded_process
+from infra.servers.recorded_servers import recorded_process, refusing_damage
 
 HOST = "127.0.0.1"
 START_SECONDS = 60
@@ -68,7 +68,8 @@ def find_program(*names: str) -> str | None:
 def read_services(home: Home) -> dict[str, RunningService]:
     """The recorded services that still run, by name."""
     path = _path(home)
-    recorded = RECORDED.validate_json(path.read_bytes()) if path.exists() else {}
+    with refusing_damage(path):
+        recorded = RECORDED.validate_json(path.read_bytes()) if path.exists() else {}
     return {name: service for name, service in recorded.items() if recorded_process(service.pid, home) is not None}
 
 

@@ -4,10 +4,12 @@ they answer at this moment or not."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from configs.files.atomic_files import replace_durably
 from infra.home import Home
@@ -41,9 +43,22 @@ def read_recorded(home: Home) -> ServerUrls | None:
 
 
 def read_servers_file(home: Home) -> ServerUrls | None:
-    """The servers that run/servers.json names, whether they run or not."""
+    """The servers that run/servers.json names, whether they run or not. Raises ValueError for a damaged file."""
     path = _servers_path(home)
-    return ServerUrls.model_validate_json(path.read_text()) if path.exists() else None
+    with refusing_damage(path):
+        return ServerUrls.model_validate_json(path.read_bytes()) if path.exists() else None
+
+
+@contextmanager
+def refusing_damage(path: Path) -> Iterator[None]:
+    """Raises ValueError with the fix where a file of processes cannot be read."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ValueError(
+            f"{path} is damaged ({error.errors()[0]['msg']}): end those processes of `glm46 up` that still run, and "
+            f"remove the file"
+        ) from error
 
 
 def lasting_mlflow(home: Home, uri: str) -> str:

@@ -14,9 +14,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from infra.child_process import die_with_parent, free_port
+from infra.failure_webhook import failure, post_failure
 from infra.file_lock import locked
 from infra.home import Home, private_file
 from infra.servers.databases import mlflow_database, open_databases, prefect_database
@@ -119,12 +121,9 @@ def _leave_when_one_dies(servers: list[Server], is_over: threading.Event) -> Non
     while not is_over.wait(WATCH_INTERVAL_SECONDS):
         for server in servers:
             if server.process.poll() is not None and not is_over.is_set():
-                print(
-                    f"\nglm46: the {server.name} server stopped during the run ({server.log_path}): run again to "
-                    f"continue",
-                    file=sys.stderr,
-                )
-                sys.stderr.flush()
+                reason = f"the {server.name} server stopped during the run ({server.log_path}): run again to continue"
+                print(f"\nglm46: {reason}", file=sys.stderr, flush=True)
+                post_failure(failure("Crashed", "", "", {}, reason), partial(print, file=sys.stderr, flush=True))
                 os._exit(1)
 
 

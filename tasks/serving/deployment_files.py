@@ -26,7 +26,7 @@ START_SECONDS = 3600
 """Time to read the weights: until then a server that does not answer is not started anew."""
 
 
-def write_deployment(plan: ServingPlan, port: int, directory: Path) -> list[str]:
+def write_deployment(plan: ServingPlan, host: str, port: int, directory: Path) -> list[str]:
     """Write the files into a new directory; their names. Raises ValueError for a directory that exists, for port 0,
     and for vLLM on processors, which no container of these is made for."""
     if plan.engine in DIRECTORY_ENGINES and not plan.is_on_gpus:
@@ -35,7 +35,7 @@ def write_deployment(plan: ServingPlan, port: int, directory: Path) -> list[str]
         raise ValueError("--write needs a port that clients can know: name one with --port")
     if directory.exists() or not directory.absolute().parent.is_dir():
         raise ValueError(f"--write {directory} must be a new directory in one that exists")
-    files = deployment_files(plan, port)
+    files = deployment_files(plan, host, port)
     for name, text in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,10 +44,10 @@ def write_deployment(plan: ServingPlan, port: int, directory: Path) -> list[str]
     return sorted(files)
 
 
-def deployment_files(plan: ServingPlan, port: int) -> dict[str, str]:
+def deployment_files(plan: ServingPlan, host: str, port: int) -> dict[str, str]:
     """Text by name. One machine's container and compose file are left out where a plan needs several nodes. A server
     that samples for a policy phase has no clients and no key: its script is all."""
-    files = {"launch.sh": launch_script(plan, port)}
+    files = {"launch.sh": launch_script(plan, host, port)}
     if plan.samples_rollouts:
         return files
     files["kubernetes.yaml"] = _documents(kubernetes_manifests(plan, port))
@@ -63,9 +63,9 @@ def deployment_files(plan: ServingPlan, port: int) -> dict[str, str]:
     return files
 
 
-def launch_script(plan: ServingPlan, port: int) -> str:
+def launch_script(plan: ServingPlan, host: str, port: int) -> str:
     """For a machine where the engine is installed: MODEL_DIR (of llama.cpp MODEL_FILE) names the model, HOST the
-    address, loopback by default."""
+    address, by default `host`."""
     model = _model_variable(plan)
     needed = [model] + (["NODE_RANK", "MASTER_ADDRESS"] if plan.num_nodes > 1 else [])
     key_file = "$KEY_FILE" if plan.engine == "sglang" and not plan.samples_rollouts else ""
@@ -80,7 +80,7 @@ def launch_script(plan: ServingPlan, port: int) -> str:
         lines.append(': "${KEY_FILE:?name a private YAML file with the line  api-key: KEY}"')
     else:
         lines.append(f': "${{{KEY_VARIABLES[plan.engine]}:?export the key of the clients}}"')
-    lines.append("HOST=${HOST:-127.0.0.1}")
+    lines.append(f"HOST=${{HOST:-{host}}}")
     if plan.num_nodes > 1 and plan.engine == "vllm":
         worker = replace(place, is_worker=True)
         lines += ['if [ "$NODE_RANK" -gt 0 ]; then', f"exec {shell_lines(deployed_command(plan, worker))}", "fi"]

@@ -3,6 +3,10 @@ address."""
 
 from __future__ import annotations
 
+import subprocess
+import threading
+from pathlib import Path
+
 import pytest
 from prefect import State, flow
 from prefect.client.schemas.objects import StateType
@@ -13,7 +17,8 @@ from flows.full_pipeline import full_pipeline
 from flows.nightly import nightly
 from flows.show.outcome import RunOutcome
 from flows.show.report_failure import tell_failure, tell_refusal
-from infra.monitoring.failure_webhook import WEBHOOK_URL, post_failure
+from infra.failure_webhook import WEBHOOK_URL, post_failure
+from infra.servers import servers
 from tests.support.received_posts import receiving_posts
 
 TOKEN = "secret-token-4711"
@@ -68,6 +73,25 @@ def test_failed_and_crashed_runs_and_refusals_are_posted_once(webhook, prefect_s
     assert failed["text"].startswith(f"glm46 run {failed['flow_run']}: Failed. ") and len(failed["flow_run_id"]) == 36
     assert crashed["state"] == "Crashed"
     assert (refused["state"], refused["reason"]) == ("Refused", "pass@1 is too low; toxic")
+
+
+def test_a_run_whose_server_died_is_posted_before_it_leaves(webhook, monkeypatch, capfd):
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(servers.os, "_exit", leave)
+    monkeypatch.setattr(servers, "WATCH_INTERVAL_SECONDS", 0)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    with pytest.raises(SystemExit):
+        server = servers.Server("mlflow", "", lambda: dead, dead, Path("mlflow.log"))
+        servers._leave_when_one_dies([server], threading.Event())
+            [servers.Server("mlflow", "", lambda: dead, dead, Path("mlflow.log"))], threading.Event()
+        )
+    [(_, posted)] = webhook
+    said = "the mlflow server stopped during the run (mlflow.log): run again to continue"
+    assert (posted["state"], posted["text"]) == ("Crashed", f"glm46 run: Crashed. {said}")
+    assert f"glm46: {said}" in capfd.readouterr().err
 
 
 def test_the_pipeline_and_the_nightly_deployment_have_the_hook():

@@ -188,3 +188,11 @@ def test_pages_of_a_private_mlflow_are_linked_where_up_shows_them(home, monkeypa
     record(home, lasting)
     assert lasting_mlflow(home, lasting.mlflow) == lasting.mlflow
     assert lasting_mlflow(home, private) == "http://127.0.0.1:5000"  # those of the file have ended
+
+
+@pytest.mark.parametrize("text", ["", '{"prefect": 1}'])
+def test_a_damaged_file_of_servers_is_named_with_the_fix(text, home):
+    path = home.run_dir / "servers.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"{path} is damaged \(.*end those processes .* remove the file"):
+        bring_down(home)

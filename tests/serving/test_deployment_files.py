@@ -78,7 +78,7 @@ def planned(engine: str, hardware: str = "8xH200", **more):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_manifests_of_one_node_are_valid(engine, version):
     plan = planned(engine)
-    documents = list(yaml.safe_load_all(deployment_files(plan, 8123)["kubernetes.yaml"]))
+    documents = list(yaml.safe_load_all(deployment_files(plan, "127.0.0.1", 8123)["kubernetes.yaml"]))
     for document in documents:
         kubernetes_validate.validate(document, version, strict=True)
     service, deployment = documents
@@ -145,7 +145,7 @@ def test_several_nodes_are_a_group_whose_pods_are_valid(engine, version):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_compose_has_only_keys_of_the_specification(engine):
-    tree = yaml.safe_load(deployment_files(planned(engine), 8123)["compose.yaml"])
+    tree = yaml.safe_load(deployment_files(planned(engine), "127.0.0.1", 8123)["compose.yaml"])
     jsonschema.validate(tree, COMPOSE)
     assert set(tree["services"]) == {"server", "prometheus", "grafana"}
     server = tree["services"]["server"]
@@ -164,7 +164,7 @@ def test_compose_has_only_keys_of_the_specification(engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_container_runs_the_command_and_what_compose_mounts_is_written(engine, tmp_path):
     plan = planned(engine)
-    names = write_deployment(plan, 8123, tmp_path / "out")
+    names = write_deployment(plan, "127.0.0.1", 8123, tmp_path / "out")
     text = (tmp_path / "out" / "Dockerfile").read_text()
     lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
     instructions = dict(line.split(" ", 1) for line in lines)
@@ -189,13 +189,13 @@ def test_the_container_runs_the_command_and_what_compose_mounts_is_written(engin
     assert sorted(shown) == sorted(expressions_of(PANELS[engine])) and all(engine in each for each in shown)
     assert len(names) == 8
     with pytest.raises(ValueError, match="must be a new directory"):
-        write_deployment(plan, 8123, tmp_path / "out")
+        write_deployment(plan, "127.0.0.1", 8123, tmp_path / "out")
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: apt-get install prometheus)")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_prometheus_accepts_its_configuration(engine, tmp_path):
-    path, text = tmp_path / "prometheus.yml", deployment_files(planned(engine), 8123)["prometheus.yml"]
+    path, text = tmp_path / "prometheus.yml", deployment_files(planned(engine), "127.0.0.1", 8123)["prometheus.yml"]
     (tmp_path / "key").write_text("k")
     services = compose(planned(engine), 8123)["services"]
     targets = [each["target"] for each in services["prometheus"].get("secrets", [])]
@@ -209,7 +209,7 @@ def test_prometheus_accepts_its_configuration(engine, tmp_path):
 )
 def test_the_script_runs_the_planned_command_and_says_what_is_not_set(engine, hardware, tmp_path):
     plan = planned(engine, hardware)
-    write_deployment(plan, 8123, tmp_path / "out")
+    write_deployment(plan, "127.0.0.1", 8123, tmp_path / "out")
     script = tmp_path / "out" / "launch.sh"
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     program, model = ("llama-server", "MODEL_FILE") if engine == "llamacpp" else (engine, "MODEL_DIR")
@@ -234,7 +234,7 @@ def test_the_script_runs_the_planned_command_and_says_what_is_not_set(engine, ha
 def test_a_server_that_samples_for_a_phase_has_a_script_without_a_key(engine, tmp_path):
     """A phase asks without one, and the server listens on loopback."""
     plan = planned(engine, context=4096, rollouts=True, routes=True)
-    assert write_deployment(plan, 8123, tmp_path / "out") == ["launch.sh"]
+    assert write_deployment(plan, "127.0.0.1", 8123, tmp_path / "out") == ["launch.sh"]
     (tmp_path / engine).write_text('#!/bin/sh\nenv | grep -E "VLLM|PYTHONPATH" | sort\nprintf "%s\\n" "$@"\n')
     (tmp_path / engine).chmod(0o755)
     given = {"MODEL_DIR": "/m", "GLM46_DIR": "/a b", "PATH": f"{tmp_path}:{os.defpath}"}
@@ -245,7 +245,8 @@ def test_a_server_that_samples_for_a_phase_has_a_script_without_a_key(engine, tm
 
 
 def test_several_nodes_have_no_container_of_one_machine(tmp_path):
-    assert set(deployment_files(planned("vllm", "2x8xH100"), 8000)) == {"launch.sh", "kubernetes.yaml"}
+    files = deployment_files(planned("vllm", "2x8xH100"), "0.0.0.0", 8000)
+    assert set(files) == {"launch.sh", "kubernetes.yaml"} and "HOST=${HOST:-0.0.0.0}" in files["launch.sh"]
     with pytest.raises(ValueError, match="needs a port that clients can know"):
-        write_deployment(planned("vllm"), 0, tmp_path / "out")
+        write_deployment(planned("vllm"), "127.0.0.1", 0, tmp_path / "out")
     assert not (tmp_path / "out").exists()

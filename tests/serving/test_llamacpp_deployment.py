@@ -84,7 +84,7 @@ def asked(url: str, path: str, key: str = "", body: dict | None = None) -> tuple
 def launched(path, tmp_path_factory):
     """The URL of the server that the written script started."""
     directory, port = tmp_path_factory.mktemp("launched"), free_port("127.0.0.1")
-    write_deployment(planned(path, slots=2), port, directory / "out")
+    write_deployment(planned(path, slots=2), "127.0.0.1", port, directory / "out")
     program = directory / "llama-server"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.serving.llama_server "$@"\n')
     program.chmod(0o755)

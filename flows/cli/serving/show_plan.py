@@ -28,7 +28,7 @@ def print_plan(asked: Asked) -> None:
 
 def write_plan(asked: Asked, directory: Path) -> None:
     """The files in a new directory, and their names on standard output."""
-    for name in write_deployment(asked.to_show().plan, asked.port, directory):
+    for name in write_deployment(asked.to_show().plan, asked.host, asked.port, directory):
         print(directory / name)
 
 

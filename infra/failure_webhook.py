@@ -10,9 +10,24 @@ import os
 import urllib.request
 from collections.abc import Callable, Mapping
 from http.client import HTTPException
+from pathlib import Path
 
 WEBHOOK_URL = "GLM46_FAILURE_WEBHOOK"
 TIMEOUT_SECONDS = 10
+MAX_REASON_CHARS = 1000
+
+
+def failure(state: str, name: str, flow_run_id: str, parameters: Mapping[str, object], reason: str) -> dict[str, str]:
+    """What is posted; `text` is what chat servers show. Name and id of the flow run are empty where it is not known."""
+    scale, short = Path(str(parameters.get("scale", ""))).stem, reason[:MAX_REASON_CHARS]
+    return {
+        "text": f"{f'glm46 run {name}'.rstrip()}: {state}. {short}".rstrip(),
+        "state": state,
+        "scale": scale,
+        "flow_run": name,
+        "flow_run_id": flow_run_id,
+        "reason": short,
+    }
 
 
 def post_failure(values: Mapping[str, str], say: Callable[[str], None]) -> None:
