@@ -93,8 +93,8 @@ class TakeDown(BaseModel):
 
 
 def plan_takedown(graph: ManifestGraph, versions: list[NamedVersion], asked: str) -> TakeDown:
-    """The plan for a document id or a URL. Raises ValueError for one that the store does not know, and for what is no
-    document."""
+    """The plan for a document id or a URL. Raises ValueError for one that the store does not know, for what is no
+    document, and for an empty one."""
     ids = _pieces(graph, versions, asked)
     if not ids:
         raise ValueError(
@@ -136,7 +136,9 @@ def _pieces(graph: ManifestGraph, versions: list[NamedVersion], asked: str) -> t
 
 
 def documents_at(graph: ManifestGraph, url: str) -> tuple[str, ...]:
-    """Ids of the documents of a page."""
+    """Ids of the documents of a page. Raises ValueError for an empty URL, which all documents without a page have."""
+    if not url.strip():
+        raise ValueError("no document is asked for: give the URL as the source has it, or an id")
     return _ids(graph, {"url": [url]})
 
 

@@ -178,6 +178,12 @@ def test_run_makes_a_release_and_says_whether_the_text_is_gone(
     assert done.exit_code == 2 and "--data names the documents of --run: add --run, or leave" in done.stderr
 
 
+def test_an_empty_url_does_not_mean_the_documents_without_one(release):
+    """An unset variable of a shell: `glm46 forget "$PAGE" --apply`."""
+    with pytest.raises(ValueError, match="no document is asked for: give the URL as the source has it, or an id"):
+        forget_document.plan("", None)
+
+
 def test_what_the_store_does_not_know_is_one_sentence(release):
     with pytest.raises(ValueError, match=r"holds no document from https://other.example: give the URL as the source"):
         forget_document.plan("https://other.example", None)
