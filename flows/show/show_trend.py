@@ -30,6 +30,8 @@ PREFIX = "trend/"
 LOW, HIGH = " low", " high"
 MEASURED_TAG = "glm46.measured"
 """Names the computations whose figures a run shows."""
+PHASE_TAG = "glm46.trend_phase"
+"""The phase whose weights these figures are of."""
 NUM_RUNS = 30
 
 
@@ -57,7 +59,7 @@ def runs_with(client: MlflowClient, scale: str, run_id: str, own: TrendRun) -> l
     runs = read_trend(client, scale)
     if not runs or runs[-1].measured != own.measured:
         log_figures(client, run_id, _as_metrics(own))
-        set_run_tags(client, run_id, {MEASURED_TAG: own.measured})
+        set_run_tags(client, run_id, {MEASURED_TAG: own.measured, PHASE_TAG: own.phase})
         runs = read_trend(client, scale)
     return without_repeats(runs)
 
@@ -71,7 +73,7 @@ def read_trend(client: MlflowClient, scale: str) -> list[TrendRun]:
         bounded = [name.removesuffix(LOW) for name in figures if name.endswith(LOW)]
         intervals = {_shown(name): (figures[name + LOW], figures[name + HIGH]) for name in bounded}
         values = {_shown(name): value for name, value in figures.items() if not name.endswith((LOW, HIGH))}
-        found.append(TrendRun(trend_row_name(started), values, intervals, tags[MEASURED_TAG]))
+        found.append(TrendRun(trend_row_name(started), values, intervals, tags[MEASURED_TAG], tags.get(PHASE_TAG, "")))
     return found
 
 

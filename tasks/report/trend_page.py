@@ -40,6 +40,8 @@ class TrendRun:
     intervals: Mapping[str, tuple[float, float]]
     measured: str = ""
     """Digest over the trainings and evaluations that the figures are from."""
+    phase: str = ""
+    """Phase whose weights were evaluated, the last that the run reached; empty in runs of an earlier version."""
 
 
 def trend_run(name: str, phases: ReportedPhases, seconds: float, is_cached: bool) -> TrendRun:
@@ -72,7 +74,8 @@ def trend_run(name: str, phases: ReportedPhases, seconds: float, is_cached: bool
         for phase in phases
         for artifact in (phase.checkpoint, phase.evaluation)
     ]
-    return TrendRun(name, kept, {key: each for key, each in intervals.items() if key in kept}, digest_of(computed))
+    kept_intervals = {key: each for key, each in intervals.items() if key in kept}
+    return TrendRun(name, kept, kept_intervals, digest_of(computed), last.name)
 
 
 def without_repeats(runs: Sequence[TrendRun]) -> list[TrendRun]:
@@ -82,12 +85,14 @@ def without_repeats(runs: Sequence[TrendRun]) -> list[TrendRun]:
 
 
 def regressions(runs: Sequence[TrendRun]) -> list[str]:
-    """What is worse in the newest run than in those before it; runs in their order. A figure with intervals is worse
-    where its interval and that of the run before do not overlap; another where it is more than DEVIATIONS standard
-    deviations worse than the mean of the runs before; of a deviation, MIN_DEVIATION of the mean is assumed at least."""
+    """What is worse in the newest run than in those before it that ended after the same phase; runs in their order. A
+    figure with intervals is worse where its interval and that of the run before do not overlap; another where it is
+    more than DEVIATIONS standard deviations worse than the mean of the runs before; of a deviation, MIN_DEVIATION of
+    the mean is assumed at least."""
     if not runs:
         return []
-    newest, earlier, found = runs[-1], runs[:-1], []
+    newest, found = runs[-1], []
+    earlier = [run for run in runs[:-1] if run.phase == newest.phase]
     for name, more_is_better in FIGURES.items():
         if name not in newest.figures:
             continue
@@ -113,27 +118,40 @@ def regressions(runs: Sequence[TrendRun]) -> list[str]:
 
 def trend_rows(runs: Sequence[TrendRun]) -> list[dict[str, str]]:
     """A row per run, the newest first."""
-    return [{"run": run.name, **{name: _shown(run, name) for name in FIGURES}} for run in reversed(runs)]
+    return [
+        {"run": run.name, "phase": run.phase, **{name: _shown(run, name) for name in FIGURES}} for run in reversed(runs)
+    ]
 
 
 def trend_page(scale: str, runs: Sequence[TrendRun]) -> str:
     """The whole file."""
     worse = regressions(runs)
     ending = boxed("".join(paragraph(sentence) for sentence in worse), "bad") if worse else ""
-    rows = [[row["run"], *(Figure(row[name]) for name in FIGURES)] for row in trend_rows(runs)]
+    rows = [[row["run"], row["phase"], *(Figure(row[name]) for name in FIGURES)] for row in trend_rows(runs)]
     note = (
         "Brackets: the interval over the items of the evaluation. Minutes are empty where a run took stages from the "
-        "cache. Effective time: productive share of the phases' wall time. Runs differ by code, configuration or data: "
-        "one that took all its trainings and evaluations from the store repeats the run before it and is left out."
+        "cache. Effective time: productive share of the phases' wall time. Phase: the last that the run reached, whose "
+        "weights were evaluated; only runs that ended after the same phase are compared, and the curves are theirs. "
+        "Runs differ by code, configuration or data: one that took all its trainings and evaluations from the store "
+        "repeats the run before it and is left out."
     )
     drawn = "".join(
         curves("runs, the oldest first", name, [Line(name, points)])
         for name in FIGURES
-        if len(points := [(float(n), run.figures[name]) for n, run in enumerate(runs, 1) if name in run.figures]) > 1
+        if len(points := _points(runs, name)) > 1
     )
-    sections = [Section("Runs", table(("run", *FIGURES), rows) + paragraph(note, "soft")), Section("Curves", drawn)]
+    sections = [
+        Section("Runs", table(("run", "phase", *FIGURES), rows) + paragraph(note, "soft")),
+        Section("Curves", drawn),
+    ]
     facts = [("runs", str(len(runs))), ("regressions of the newest", str(len(worse)))]
     return page(f"glm46 trend of {scale}", "The last runs that reached an evaluation", ending, facts, sections)
+
+
+def _points(runs: Sequence[TrendRun], name: str) -> list[tuple[float, float]]:
+    """A figure of the runs that ended after the same phase as the newest, by their numbers."""
+    alike = [(number, run) for number, run in enumerate(runs, 1) if run.phase == runs[-1].phase]
+    return [(float(number), run.figures[name]) for number, run in alike if name in run.figures]
 
 
 def _shown(run: TrendRun, name: str) -> str:

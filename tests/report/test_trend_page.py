@@ -31,6 +31,19 @@ def test_a_figure_without_an_interval_is_compared_with_the_spread_of_at_least_th
     assert regressions([*before, night("thu", 0.8)]) == [], "a cached run has no minutes"
 
 
+def test_only_runs_that_ended_after_the_same_phase_are_compared():
+    def ended(phase: str, bits: float, minutes: float) -> TrendRun:
+        interval = {"bits per byte": (bits - 0.1, bits + 0.1)}
+        return TrendRun(f"after {phase}", {"bits per byte": bits, "minutes": minutes}, interval, "", phase)
+
+    full, refused = [ended("sft", 2.0, 60.0 + day) for day in range(3)], ended("pretrain_general", 3.0, 90.0)
+    assert regressions([*full, refused]) == [], "a night that a gate refused early is no worse for it"
+    worse = regressions([*full, refused, ended("sft", 2.3, 90.0)])
+    assert [sentence.split(" is worse")[0] for sentence in worse] == ["bits per byte 2.3 [2.2, 2.4]", "minutes 90"]
+    assert [row["phase"] for row in trend_rows([*full, refused])] == ["pretrain_general", *["sft"] * 3]
+    assert "<svg" in trend_page("nightly", full) and "<svg" not in trend_page("nightly", [*full, refused])
+
+
 def test_equal_runs_have_a_spread_all_the_same():
     def speed(value: float) -> TrendRun:
         return TrendRun("night", {"tokens per second": value}, {})
@@ -72,9 +85,11 @@ def test_quiet_nights_push_no_measurement_out_of_the_trend(tmp_path, monkeypatch
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db", f"sqlite:///{tmp_path}/mlflow.db")
     seen = []
     for number, digest in enumerate(("a", "b", "b", "b")):
-        own = TrendRun("", {"pass@1": 0.5 + number / 10}, {}, digest)
+        own = TrendRun("", {"pass@1": 0.5 + number / 10}, {}, digest, "sft")
         run_id = ensure_run(client, "glm46-toy", "run", str(number), None, {"glm46.scale": "toy"})
-        seen = [run.measured for run in show_trend.runs_with(client, "toy", run_id, own)]
+        runs = show_trend.runs_with(client, "toy", run_id, own)
+        seen = [run.measured for run in runs]
+        assert {run.phase for run in runs} == {"sft"}
         assert seen == [run.measured for run in show_trend.runs_with(client, "toy", run_id, own)], "a retried run"
     assert seen == ["a", "b"]
 
