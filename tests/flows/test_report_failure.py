@@ -86,8 +86,6 @@ def test_a_run_whose_server_died_is_posted_before_it_leaves(webhook, monkeypatch
     with pytest.raises(SystemExit):
         server = servers.Server("mlflow", "", lambda: dead, dead, Path("mlflow.log"))
         servers._leave_when_one_dies([server], threading.Event())
-            [servers.Server("mlflow", "", lambda: dead, dead, Path("mlflow.log"))], threading.Event()
-        )
     [(_, posted)] = webhook
     said = "the mlflow server stopped during the run (mlflow.log): run again to continue"
     assert (posted["state"], posted["text"]) == ("Crashed", f"glm46 run: Crashed. {said}")
