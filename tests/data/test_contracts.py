@@ -13,6 +13,10 @@ import yaml
 from configs.schema import ContractRecipe
 from data_contracts.runner import CONTRACTS_DIR, ContractTable, check_table, read_contract
 from infra.step import Artifact, Output, Record, step
+from tasks.data.environments.environments import GENERATORS, OPENERS
+from tasks.data.prompts.prompt_records import READERS
+from tasks.data.prompts.verifiers import VERIFIERS
+from tasks.data.sources.data_directory import DOMAINS, ROLES
 from tasks.data.validate_contract import ContractViolationError, check_files, validate_contract
 from tests.support.data_inputs import RESOURCES, compute
 
@@ -192,6 +196,21 @@ def test_every_rule_of_every_contract_is_broken_by_data_that_breaks_it():
                 broken = BREAKERS[rule["type"]](good_table(name, table.columns), rule)
                 (finding,) = check_table(replace(table, expectations=(rule,)), broken)
                 assert not finding.is_met, (name, number, rule)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "known"),
+    [
+        ("ingested", "domain", {*DOMAINS}),
+        ("ingested", "role", {*ROLES} - {"ignore"}),
+        ("problems", "kind", {*GENERATORS}),
+        ("prompts", "kind", {*READERS, *VERIFIERS, *OPENERS}),
+    ],
+)
+def test_a_contract_allows_every_name_that_the_code_has(name, column, known):
+    rules = [rule for table in read_contract(name) for rule in table.expectations]
+    allowed = [set(rule["value_set"]) for rule in rules if rule.get("column") == column and "value_set" in rule]
+    assert allowed and all(each == known for each in allowed)
 
 
 class ToyTable(Record):

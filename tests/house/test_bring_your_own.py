@@ -62,18 +62,22 @@ def apply(diff: str, tree: Path) -> None:
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_section_is_followed_to_the_letter(section, tree):
     """In the order of the page."""
-    printed = ""
+    printed, environment = "", {**os.environ, "PYTHONPATH": str(tree), "GLM46_HOME": str(tree / "home")}
     for kind, block in re.findall(r"```(\w+)\n(.+?)```", SECTIONS[section], re.S):
         if kind == "diff":
             apply(block, tree)
             continue
-        environment = {**os.environ, "PYTHONPATH": str(tree), "GLM46_HOME": str(tree / "home")}
         done = subprocess.run(
             ["bash", "-e", "-c", block], cwd=tree, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, (block, done.stdout[-2000:], done.stderr[-2000:])
         printed = done.stdout
     assert SAID.get(section, "") in printed
+    if section in ("Reward", "Environment"):
+        contracts = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/data/test_contracts.py", "-k", "every_name"]
+        asked = [sys.executable, *contracts]
+        checked = subprocess.run(asked, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout[-2000:]
     if section == "Benchmark":
         assert "tea" in json.dumps(json.loads((tree / "tea.json").read_text()))
 
