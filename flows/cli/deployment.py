@@ -54,6 +54,8 @@ def bring_up(home: Home, prefect_port: int, mlflow_port: int) -> ServerUrls:
     to another server. A server that lives is waited for, however late it answers. Of two processes that bring up one
     home, the second waits and finds everything running.
     """
+    if prefect_port == mlflow_port:
+        raise ValueError(f"--prefect-port and --mlflow-port are both {mlflow_port}: name two ports")
     with exclusive(home, print):
         urls = read_recorded(home)
         if urls is None:

@@ -9,6 +9,8 @@ from tasks.monitoring.stage_runs import StageRun
 ROWS = ("num_documents", "num_chats", "num_prompts", "num_pairs", "num_rows")
 """Names of counts in the records; the first that a record has is counted, with what the step dropped or
 rejected."""
+REPORT = "write_report"
+"""Repeats the verdict of the gates."""
 RUN_DIGITS = 12
 """Digits of a key in the label `run`, as the commands print them."""
 
@@ -25,7 +27,7 @@ def add_stage(figures: Figures, run: StageRun, manifest: Manifest) -> None:
         if manifest.seconds > 0:
             figures.add("stage_rows_per_second", num_rows / manifest.seconds, *labels)
     accepted = manifest.record.get("accepted")
-    if isinstance(accepted, bool):
+    if isinstance(accepted, bool) and manifest.step != REPORT:
         figures.add("gate_accepted", accepted, *labels)
 
 

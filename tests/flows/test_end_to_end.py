@@ -133,6 +133,9 @@ def test_a_speedruns_record_has_the_runs_digests_and_finds_what_a_second_run_has
     assert [line.partition(":")[0] for line in differences(other, record)] == ["data", "ingest_documents"]
     with pytest.raises(ValueError, match=r"no phase of micro reached pass@1 1\.1 .* train longer, or lower --target"):
         record_target(outcome, Home(home), "micro", target=1.1)
+    begun = outcome.model_copy(update={"stages": outcome.stages[:1], "reasons": ["disk full"]})
+    with pytest.raises(ValueError, match="the run of micro ended without an evaluation: disk full"):
+        record_target(begun, Home(home), "micro", target=0.0)
 
 
 @pytest.mark.long

@@ -196,3 +196,8 @@ def test_a_damaged_file_of_servers_is_named_with_the_fix(text, home):
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"{path} is damaged \(.*end those processes .* remove the file"):
         bring_down(home)
+
+
+def test_two_servers_are_given_two_ports(home):
+    with pytest.raises(ValueError, match="--prefect-port and --mlflow-port are both 4200: name two ports"):
+        bring_up(home, 4200, 4200)

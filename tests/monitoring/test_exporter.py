@@ -90,6 +90,7 @@ def commit_stages(inputs: TrainingInputs) -> None:
         "filter_documents": ("filter_documents", [RECORDS["filtered"]]),
         "collect_chats": ("collect_chats", [RECORDS["chats"]]),
         "gate sft": ("decide_gate", [gate]),
+        "write_report": ("write_report", [gate]),
         "evaluate sft": ("evaluate_checkpoint", [evaluation(2.0), evaluation(2.5)]),
     }
     for stage, (step, versions) in records.items():

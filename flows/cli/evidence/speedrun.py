@@ -108,6 +108,10 @@ def record_target(outcome: RunOutcome, home: Home, scale: str, target: float) ->
     figures = {stage: Evaluation.model_validate(made.record) for stage, made in evaluations.items()}
     lows = {stage: each.intervals["pass_at_1"][0] for stage, each in figures.items()}
     reached = [stage for stage, low in lows.items() if low >= target]
+    if not lows:
+        raise ValueError(
+            f"the run of {scale} ended without an evaluation: {'; '.join(outcome.reasons) or 'name its scale'}"
+        )
     if not reached:
         best = max(lows, key=lows.__getitem__)
         raise ValueError(
