@@ -201,11 +201,13 @@ def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rows: DataF
     shown = in_order.where(~F.col("reason").isin(*HARMLESS_REASONS)).take(NUM_EXAMPLES)
     examples = "; ".join(f"{_place_of(row)}: {row['reason']} ({row['detail']})" for row in shown)
     if too_many:
+        fix = "Repair or remove these files"
+        if "no_text" in damaged:
+            fix += ", or say in glm46-data.yaml which field is the `text`, or their role (sft for conversations)"
         raise ValueError(
             f"{num_damaged} of {num_read} records are unreadable "
             f"({', '.join(f'{reason} {count}' for reason, count in damaged.items())}), "
-            f"more than ingest.max_rejected_share ({recipe.max_rejected_share}) allows: {examples}. Repair or remove "
-            f"these files"
+            f"more than ingest.max_rejected_share ({recipe.max_rejected_share}) allows: {examples}. {fix}"
         )
     fix = examples or "add text, or raise ingest.max_source_bytes"
     raise ValueError(

@@ -226,6 +226,13 @@ def test_the_ceiling_on_rejected_records_holds_on_both_sides_and_names_the_files
         ingest(data, tmp_path / "above", INGEST.model_copy(update={"max_rejected_share": 0.09}))
 
 
+def test_records_without_a_text_field_name_the_fix_in_the_manifest(tmp_path):
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    write_jsonl(tmp_path / "data" / "chats.jsonl", [chat])
+    with pytest.raises(ValueError, match=r"no_text .*fields are messages.*glm46-data\.yaml.*role \(sft for conv"):
+        ingest(tmp_path / "data", tmp_path / "out")
+
+
 def test_a_corpus_of_nothing_but_blanks_is_an_error(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "blank.txt").write_text(" \n")
