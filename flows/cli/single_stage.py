@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from configs.load import load_scale
 from configs.schema import DataRecipe, SparkResources
-from flows.cli.stage_output import UNFINISHED, StageOutcome, check_output, has_left_out, locked_output, write_output
+from flows.cli.stage_output import UNFINISHED, StageOutcome, check_output, explains_output, locked_output, write_output
 from flows.running.computation import Computation
 from flows.running.stage_log import StageLog
 from infra.home import Home
@@ -205,7 +205,7 @@ def open_stage(
             artifact = STAGES[name](run)
             stop_spark()
             earlier = {
-                step: other for step, other in run.artifacts.items() if other is not artifact and has_left_out(other)
+                step: other for step, other in run.artifacts.items() if other is not artifact and explains_output(other)
             }
             outcome = StageOutcome(
                 stage=name,

@@ -1,4 +1,5 @@
-"""Writes a single stage's result into a user's directory: files, what earlier steps left out, and the funnel in words.
+"""Writes a single stage's result into a user's directory: files, what earlier steps left out, the tokenizer of token
+shards, and the funnel in words.
 
 The directory is locked while a stage runs. Files appear in it when all are there, so no part of a failed or killed run
 looks like the whole.
@@ -26,6 +27,10 @@ NAMES = ".names"
 """File in that directory, written when all are there: the names that are being moved, so that a run after a kill may
 replace them."""
 EARLIER = "earlier"
+EARLIER_FILES = (
+    "dropped.parquet", "rejected.parquet", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+)  # fmt: skip
+"""Files of earlier steps that a reader of the output needs: what they left out, and the tokenizer of its ids."""
 NUM_FIGURES = 4
 
 
@@ -37,7 +42,8 @@ class StageOutcome(BaseModel):
     digest: str
     record: dict[str, Any]
     earlier: dict[str, dict[str, Any]]
-    """Records of the earlier steps that left something out, by their names; their evidence is in `output`/earlier."""
+    """Records of the earlier steps that left something out or made the tokenizer, by their names; their files are in
+    `output`/earlier."""
 
     def describe(self) -> str:
         """The funnel: what each step kept and left out, and where the files are."""
@@ -120,22 +126,22 @@ def locked_output(output_dir: Path) -> Iterator[None]:
         os.close(held)
 
 
-def has_left_out(artifact: Artifact[Any]) -> bool:
-    """Whether a step dropped documents or could not read some."""
+def explains_output(artifact: Artifact[Any]) -> bool:
+    """Whether an earlier step dropped documents, could not read some, or made the tokenizer."""
     values = artifact.record.model_dump()
-    return any(values.get(word) for word in ("dropped", "rejected"))
+    return any(values.get(word) for word in ("dropped", "rejected", "tokenizer_digest"))
 
 
 def write_output(
     artifact: Artifact[Any], earlier: dict[str, Artifact[Any]], outcome: StageOutcome, output_dir: Path
 ) -> None:
-    """Every file of the artifact under its name, what earlier steps left out, and the records. They are moved into the
-    directory when all are there, so that no part looks like the whole."""
+    """Every file of the artifact under its name, EARLIER_FILES of earlier steps, and the records. They are moved
+    into the directory when all are there, so that no part looks like the whole."""
     # Looked at again: something else may have been put there meanwhile.
     _refuse_files(output_dir)
     files = {name: artifact.path(name) for name in sorted({**artifact.manifest.content, **artifact.manifest.evidence})}
     for step, other in earlier.items():
-        names = [name for name in ("dropped.parquet", "rejected.parquet") if name in other.manifest.content]
+        names = [name for name in EARLIER_FILES if name in other.manifest.content]
         files |= {f"{EARLIER}/{step}/{name}": other.path(name) for name in names}
     waiting = output_dir / UNFINISHED
     try:

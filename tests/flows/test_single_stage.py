@@ -10,14 +10,17 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
 from flows.cli.single_stage import STAGES, open_stage, this_machine
 from flows.cli.stage_output import StageOutcome
 from infra.home import Home
 from infra.machine.spark import stop_spark
+from tests.conftest import ROOT
 from tests.support.data_inputs import prose, write_jsonl
 from tests.support.pipeline import glm46
 
@@ -114,6 +117,21 @@ def test_decontamination_by_itself_adds_no_documents_of_ours(home, tmp_path):
 def test_every_stage_takes_what_deduplication_left(name, deduplicated, home, tmp_path):
     record = run_stage(name, deduplicated[1], tmp_path / "output", "micro", home).record
     assert record["num_documents"] + sum(record.get("dropped", {}).values()) == deduplicated[2].record["num_documents"]
+
+
+def test_token_shards_bring_the_tokenizer_of_their_ids(deduplicated, home, tmp_path):
+    few = tmp_path / "few.yaml"
+    few.write_text(
+        (ROOT / "configs" / "micro.yaml").read_text().replace("ordinary_tokens: 960", "ordinary_tokens: 300")
+    )
+    outcome = run_stage("shards", deduplicated[1], tmp_path / "out", str(few), home)
+    made = tmp_path / "out" / "earlier" / "train_tokenizer"
+    tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
+    ids = np.fromfile(tmp_path / "out" / "shards" / "web-00000.bin", np.uint16)
+    end = outcome.earlier["train_tokenizer"]["special_ids"]["<|endoftext|>"]
+    written = [tokenizer.decode(each.tolist()) for each in np.split(ids, np.flatnonzero(ids == end)[:-1] + 1)]
+    assert sorted(written) == sorted(pq.read_table(deduplicated[1] / "documents")["text"].to_pylist())
+    assert (made / "tokenizer_config.json").exists() and (made / "chat_template.jinja").exists()
 
 
 def test_duplicates_are_looked_for_in_what_deduplication_left(deduplicated, home, tmp_path):
