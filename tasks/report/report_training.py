@@ -127,7 +127,6 @@ def _table(phases: ReportedPhases) -> str:
             Figure("" if phase.quoted_loss is None else f"{phase.quoted_loss:g}") for phase, _, _ in logged
         ],
         "final reward": [_number(record.mean_reward) for _, record, _ in logged],
-        "steps without signal": [Figure(str(record.num_without_signal or "")) for _, record, _ in logged],
         "tokens per second": [
             Figure(f"{median_of(metrics, 'tokens_per_second'):,.0f}" if metrics else "") for _, _, metrics in logged
         ],
@@ -154,8 +153,6 @@ def _table(phases: ReportedPhases) -> str:
     if "effective time" in filled:
         note += " Effective time: productive share of the wall time from submission to end; lost: steps taken again and"
         note += " the time between two starts."
-    if "steps without signal" in filled:
-        note += " Steps without signal: no group of answers had two different rewards, so nothing was learned."
     if "error of the merge" in filled:
         note += " Error of the merge: largest difference of a logit with the adapter merged in or beside the weights,"
         note += " as a share of the largest; above 1e-6 the phase ends."

@@ -268,7 +268,7 @@ def collect(
                 shutil.copyfile(path, output.path(path.relative_to(output.work_dir).as_posix()))
     position: dict[str, Any] = json.loads((final_dir / "handover" / "state.json").read_text())
     export = {path.name: hash_file(path) for path in sorted((output.directory / "hf").iterdir())}
-    losses, policy = position["losses"] or {}, position["policy"]
+    losses, policy = position["losses"], position["policy"]
     measured = position["best"] if job.recipe.validation.keep == "best" else position["last"]
     return TrainedCheckpoint(
         phase=job.recipe.phase,
@@ -277,15 +277,14 @@ def collect(
         course_tokens=position["course_tokens"],
         num_steps=position["step"],
         num_tokens=position["num_tokens"],
-        lm_loss=losses.get("lm"),
-        mtp_loss=losses.get("mtp"),
-        balance_loss=losses.get("balance"),
+        lm_loss=losses["lm"],
+        mtp_loss=losses["mtp"],
+        balance_loss=losses["balance"],
         num_rollbacks=len(position["skipped"]),
         unreached_tensors=_unreached(job.recipe, final_dir / "handover"),
         merge_error=_merge_error(final_dir / "adapter"),
         validation_bits_per_byte={} if measured is None else measured["bits_per_byte"],
         mean_reward=None if policy is None else _mean_of_last_tenth(policy["mean_rewards"]),
-        num_without_signal=0 if policy is None else policy["num_without_signal"],
         num_long_prompts=0 if order is None else order.num_too_long,
         num_easy_prompts=0 if order is None else order.num_too_easy,
         num_hard_prompts=0 if order is None else order.num_too_hard,

@@ -31,7 +31,7 @@ from tasks.training.loop.pair_scores import leave_scores
 from tasks.training.loop.phase_data import PhaseData, StepData, open_phase_data
 from tasks.training.loop.prepare_training import prepare_training
 from tasks.training.loop.rank_process import Interruption, configure_process
-from tasks.training.loop.training_step import StepResult, pass_over, take_step
+from tasks.training.loop.training_step import NO_LOSSES, StepResult, pass_over, take_step
 from tasks.training.loop.validation import HeldOut
 from tasks.training.parallel.control import leave_together, on_first_rank, wait_for_all
 from tasks.training.parallel.trainable import Trainable
@@ -133,7 +133,7 @@ def train(training: Training, interruption: Interruption) -> None:
     while not training.is_done and not interruption.on_any_rank(training.trainable.device):
         plan, step = plan_step(recipe, training.position.num_tokens), training.position.step + 1
         if is_skipped(training.position.skipped, step):
-            data, result = StepData([]), pass_over(recipe, plan)
+            data, result = StepData([]), pass_over(recipe, plan, training.position.losses or NO_LOSSES)
         else:
             data, result = step_once(training, plan, step)
         is_taken = bool(data.micro_batches)
@@ -172,7 +172,7 @@ def _read_and_take(training: Training, plan: StepPlan, step: int) -> tuple[StepD
     if training.record is not None:
         training.record.waited(time.perf_counter() - waited_from)
     if not data.micro_batches:
-        return data, pass_over(recipe, plan)
+        return data, pass_over(recipe, plan, NO_LOSSES)
     profiler = training.profiler
     with profiler.step(data.micro_batches) if profiler else nullcontext():
         observed = profiler.observed() if profiler else None
@@ -272,7 +272,6 @@ def _advance(
         policy = PolicyProgress(
             mean_rewards=(*policy.mean_rewards, data.metrics["reward_mean"]),
             num_constant_steps=0 if data.metrics["informative_groups"] else policy.num_constant_steps + 1,
-            num_without_signal=policy.num_without_signal + (not data.metrics["informative_groups"]),
             num_critic_updates=policy.num_critic_updates + len(data.critic_updates),
             num_refilled=dict(Counter(policy.num_refilled) + Counter(data.refilled)),
         )
@@ -288,7 +287,7 @@ def _advance(
             "course_tokens": plan.end_tokens,
             "optimizer_steps": position.optimizer_steps + (1 + len(data.later_updates) if is_taken else 0),
             "torch_random_state": random_state_hex(),
-            "losses": result.losses if is_taken else position.losses,
+            "losses": result.losses,
             "policy": policy,
             "recent": recent,
         }

@@ -74,11 +74,14 @@ class StepResult:
         )
 
 
-def pass_over(recipe: TrainingRecipe, plan: StepPlan) -> StepResult:
-    """The result of a step that is not taken: weights and moments stay, its tokens count as consumed."""
+def pass_over(recipe: TrainingRecipe, plan: StepPlan, losses: StepLosses) -> StepResult:
+    """The result of a step that is not taken, with these losses: weights and moments stay, its tokens count as
+    consumed."""
     learning_rate = learning_rate_at(recipe.course, recipe.course_num_tokens, plan.end_tokens)
-    nothing = StepLosses(lm=0.0, mtp=0.0, balance=0.0)
-    return StepResult(nothing, 0.0, 0.0, learning_rate, 0.0, 0.0, ExpertUse((), (), ()), 0.0, 0, 0)
+    return StepResult(losses, 0.0, 0.0, learning_rate, 0.0, 0.0, ExpertUse((), (), ()), 0.0, 0, 0)
+
+
+NO_LOSSES = StepLosses(lm=0.0, mtp=0.0, balance=0.0)
 
 
 def take_step(

@@ -24,8 +24,6 @@ class PolicyProgress(Frozen):
     """Of each step of the phase."""
     num_constant_steps: int
     """Number of latest steps in a row in which no group had two different rewards."""
-    num_without_signal: int = 0
-    """Number of all such steps."""
     num_critic_updates: int = 0
     """Updates of the critic in this phase, which its moments have seen."""
     num_refilled: dict[str, int] = Field(default_factory=dict)
@@ -49,7 +47,7 @@ class Position(Frozen):
     torch_random_state: str
     """Hex."""
     losses: StepLosses | None
-    """Of the last step that was taken; none before the first."""
+    """Of the last step; none before the first."""
     policy: PolicyProgress | None
     """None where answers are not sampled."""
     recent: tuple[TakenStep, ...] = ()

@@ -23,16 +23,14 @@ class TrainedCheckpoint(Record):
     course: str
     course_tokens: int
     """Position on the course where it ended."""
-    mean_reward: float | None
-    """Over the last tenth of a policy objective's steps."""
     lm_loss: float | None
-    """Of the last step that was taken; None where there was none, as for imported weights, as are the next two. Of a
-    policy objective the surrogate's gradient as a weighted cross-entropy: no measure of the model."""
+    """Of the last step's batch; None for imported weights, as are the next two. Of a policy objective the surrogate's
+    gradient as a weighted cross-entropy: no measure of the model."""
     mtp_loss: float | None
     balance_loss: float | None
     num_parameters: int
-    num_without_signal: int = 0
-    """Steps of a policy objective in which no group had two different rewards, so that nothing could be learned."""
+    mean_reward: float | None
+    """Over the last tenth of a policy objective's steps."""
     num_long_prompts: int = 0
     """Prompts of a policy objective that were left out: they leave no room for an answer in the window."""
     num_easy_prompts: int = 0
