@@ -28,8 +28,12 @@ NAMES = ".names"
 replace them."""
 EARLIER = "earlier"
 EARLIER_FILES = (
-    "dropped.parquet", "rejected.parquet", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-)  # fmt: skip
+    "dropped.parquet",
+    "rejected.parquet",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 """Files of earlier steps that a reader of the output needs: what they left out, and the tokenizer of its ids."""
 NUM_FIGURES = 4
 
