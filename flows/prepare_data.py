@@ -192,7 +192,14 @@ def clean_documents(stages: DataStages, branches: Branches, ingested: Artifact[I
     distinct = stages.on_spark(remove_semantic_duplicates, "distinct", recipe.semantic, documents=deduplicated)
     split = stages.on_spark(split_documents, "split", recipe.split, documents=distinct)
     blocked = read_block_list(run.home.root, recipe.filter.block_list)
-    filtered = stages.on_spark(filter_documents, "filtered", recipe.filter, documents=split, blocked=blocked)
+    filtered = stages.on_spark(
+        filter_documents,
+        "filtered",
+        recipe.filter,
+        documents=split,
+        extracted=texts["extracted"] if blocked and blocked.digests else None,
+        blocked=blocked,
+    )
     masked = stages.on_spark(mask_personal_data, "masked", recipe.personal_data, documents=filtered)
     return {
         **texts,

@@ -18,6 +18,7 @@ from tasks.data.records.stored_tables import open_parquet
 if TYPE_CHECKING:
     from configs.files.stored_files import StoredFile
 
+DOCUMENT_FILES = "documents/*.parquet"
 MAX_CHARS = 220
 BATCH_ROWS = 1 << 16
 MAX_ROWS = 1 << 22
@@ -35,15 +36,18 @@ class Example:
 
 
 def dropped_examples(
-    dropped_by: Artifact[Any], given: Sequence[Artifact[Any]], blocked: BlockedDocuments | None
+    dropped_by: Artifact[Any],
+    given: Sequence[Artifact[Any]],
+    blocked: BlockedDocuments | None,
+    extracted: Artifact[Any],
 ) -> dict[str, list[Example]]:
     """Examples by reason, those of smallest id that the block list does not name, nor what was kept in their place.
-    `given`: the artifacts whose documents the step read."""
+    `given`: the artifacts whose documents the step read; `extracted`: that of the documents with all paragraphs."""
     counts = {reason: count for reason, count in dropped_by.record.dropped.items() if reason != BLOCKED}
     chosen = first_by_reason(dropped_by.file("dropped.parquet"), counts, NUM_EXAMPLES)
-    files = [file for artifact in given for file in artifact.files("documents/*.parquet")]
+    files = [file for artifact in given for file in artifact.files(DOCUMENT_FILES)]
     named = (identity for rows in chosen.values() for row in rows for identity in (row["id"], row["kept_id"]))
-    hidden = taken_down(named, files, blocked)
+    hidden = taken_down(named, [*files, *extracted.files(DOCUMENT_FILES)], blocked)
     shown = {
         reason: [row for row in rows if not {row["id"], row["kept_id"]} & hidden] for reason, rows in chosen.items()
     }
@@ -55,7 +59,7 @@ def dropped_examples(
 
 
 def taken_down(ids: Iterable[str], files: list[StoredFile], blocked: BlockedDocuments | None) -> set[str]:
-    """Those of a few ids whose document in the files is in the block list."""
+    """Those of a few ids whose document is in the block list as any of the files has it."""
     if blocked is None:
         return set()
     numbers = sorted({int(identity, 16) for identity in ids if DOCUMENT_ID.fullmatch(identity)})

@@ -12,7 +12,14 @@ from tasks.data.prompts.collect_prompts import CollectedPrompts
 from tasks.data.records.documents import REPOSITORY
 from tasks.data.seeds.problem_kinds import EXACT
 from tasks.prepared_data import PreparedData, PreparedDocuments
-from tasks.report.dropped_examples import Example, dropped_examples, first_by_reason, shortened, taken_down
+from tasks.report.dropped_examples import (
+    DOCUMENT_FILES,
+    Example,
+    dropped_examples,
+    first_by_reason,
+    shortened,
+    taken_down,
+)
 from tasks.report.report_charts import bars
 from tasks.report.report_inputs import DIGITS
 from tasks.report.report_page import Cell, code, folded, heading, paragraph, quote, table
@@ -120,7 +127,8 @@ def _clusters(documents: PreparedDocuments, blocked: BlockedDocuments | None) ->
     """Clusters that may be a template: many pages of one source that count as one."""
     clusters = documents.deduplicated.record.largest_clusters
     named = (identity for cluster in clusters for identity in (cluster.kept_id, cluster.removed_id))
-    hidden = taken_down(named, documents.scored.files("documents/*.parquet"), blocked)
+    files = [file for made in (documents.extracted, documents.scored) for file in made.files(DOCUMENT_FILES)]
+    hidden = taken_down(named, files, blocked)
     shown = [cluster for cluster in clusters if not {cluster.kept_id, cluster.removed_id} & hidden]
     said = "".join(paragraph(cluster.describe()) for cluster in shown)
     return heading("Largest clusters of near-duplicates") + said if shown else ""
@@ -133,7 +141,7 @@ def _examples(data: PreparedData, documents: PreparedDocuments, blocked: Blocked
             "".join(_example(example, why) for example in examples),
         )
         for stage, (dropped, inputs, why) in _dropping(data, documents).items()
-        for reason, examples in dropped_examples(dropped, inputs, blocked).items()
+        for reason, examples in dropped_examples(dropped, inputs, blocked, documents.extracted).items()
     ]
     rejected = _rejected(data.ingested)
     if rejected:

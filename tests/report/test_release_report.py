@@ -277,7 +277,7 @@ def test_sampled_answers_of_the_first_and_last_step_are_shown_escaped(report):
 def test_dropped_examples_are_the_texts_that_the_step_read(data):
     walk = data.documents
     for dropped, given in ((walk.deduplicated, data.ingested), (walk.filtered, walk.split)):
-        examples = dropped_examples(dropped, (given,), None)
+        examples = dropped_examples(dropped, (given,), None, walk.extracted)
         assert set(examples) == set(REASONS[dropped.manifest.step]) - {"blocked"}
         for group in examples.values():
             assert 0 < len(group) <= 3

@@ -127,7 +127,7 @@ def cleaned(
     unique = run(deduplicate_documents, root, documents=scored, previous=earlier, recipe=recipe.deduplicate, **spark)
     distinct = run(remove_semantic_duplicates, root, documents=unique, recipe=recipe.semantic, **spark)
     split = run(split_documents, root, documents=distinct, recipe=recipe.split, **spark)
-    filtered = run(filter_documents, root, documents=split, blocked=None, recipe=recipe.filter, **spark)
+    filtered = run(filter_documents, root, documents=split, extracted=None, blocked=None, recipe=recipe.filter, **spark)
     masked = run(mask_personal_data, root, documents=filtered, recipe=recipe.personal_data, **spark)
     problems = run(synthesize_problems, root, recipe=recipe.synthesize)
     solutions = run(verify_solutions, root, sources=sources)

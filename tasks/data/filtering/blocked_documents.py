@@ -55,6 +55,10 @@ class BlockedDocuments(Record):
         """Whether a row, as for `holds`, is in the list."""
         return any(row[name] in blocked for name, blocked in self.by_column.items())
 
+    def with_ids(self, ids: Iterable[str]) -> BlockedDocuments:
+        """The list with more ids."""
+        return self.model_copy(update={"ids": tuple(sorted({*self.ids, *ids}))})
+
     def missing(self, entries: Iterable[str]) -> list[str]:
         """The entries that the list does not have yet."""
         listed = {*self.ids, *self.urls, *self.digests}

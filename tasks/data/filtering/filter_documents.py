@@ -1,7 +1,8 @@
 """Step: scored documents -> those inside all bounds, each in its quality bucket; dropped.parquet gives the reasons.
 
 The block list comes first (tasks/data/filtering/blocked_documents.py): after deduplication, so that no duplicate takes
-the place of a blocked document. Then come scores (tasks/data/filtering/score_bounds.py), then the heuristic rules
+the place of a blocked document. A digest means a text as it was extracted, too, since other paragraphs are boilerplate
+once other files are there. Then come scores (tasks/data/filtering/score_bounds.py), then the heuristic rules
 (tasks/data/filtering/heuristics.py), then the lowest buckets. The text of a dropped document remains in the row of
 its id in the step's input. examples.parquet shows some of each reason.
 """
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from infra.machine.spark import spark_session
 from infra.step import Artifact, Output, Progress, Record, step
-from tasks.data.filtering.blocked_documents import BLOCKED, BlockedDocuments
+from tasks.data.filtering.blocked_documents import BLOCKED, NOTHING_BLOCKED, BlockedDocuments
 from tasks.data.filtering.heuristics import REASON_COLUMNS, bounds_of, filter_batches, flat_bounds
 from tasks.data.filtering.score_bounds import (
     BOUND_OF,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from configs.files.stored_files import StoredFile
     from configs.schema import FilterRecipe, SparkResources
     from tasks.data.deduplication.split_documents import SplitDocuments
+    from tasks.data.extraction.extract_documents import ExtractedDocuments
 
 JUDGED_COLUMNS = (
     "id",
@@ -79,12 +81,14 @@ class FilteredDocuments(Record):
 def filter_documents(
     *,
     documents: Artifact[SplitDocuments],
+    extracted: Artifact[ExtractedDocuments] | None,
     blocked: BlockedDocuments | None,
     recipe: FilterRecipe,
     resources: SparkResources,
     output: Output,
 ) -> FilteredDocuments:
-    """Drop documents outside a bound. Raises ValueError where one bound removes more than max_removed_share of a
+    """Drop documents outside a bound. `extracted`: the documents with all paragraphs, where `blocked` has digests.
+    Raises ValueError where one bound removes more than max_removed_share of a
     source, a language or a domain, or if nothing is left."""
     from pyspark.sql import functions as F
 
@@ -93,7 +97,11 @@ def filter_documents(
     output.report(Progress(0, num_in, "documents"))
     files = documents.files("documents/*.parquet")
     read = partial(read_documents, spark, files, resources)
-    judged = _judge(read(*JUDGED_COLUMNS), blocked, recipe).persist()
+    listed = blocked or NOTHING_BLOCKED
+    if extracted is not None:
+        whole = read_documents(spark, extracted.files("documents/*.parquet"), resources, *listed.by_column)
+        listed = listed.with_ids(row.id for row in whole.where(listed.holds()).select("id").collect())
+    judged = _judge(read(*JUDGED_COLUMNS), listed, recipe).persist()
     histogram = judged.where("reason = '' AND millionths IS NOT NULL").groupBy("millionths").count().collect()
     counts_by_quality = [(row["millionths"], row["count"]) for row in histogram]
     floors = bucket_floors(counts_by_quality, recipe.num_quality_buckets) if counts_by_quality else []
@@ -120,12 +128,11 @@ def filter_documents(
     )
 
 
-def _judge(frame: DataFrame, blocked: BlockedDocuments | None, recipe: FilterRecipe) -> DataFrame:
+def _judge(frame: DataFrame, blocked: BlockedDocuments, recipe: FilterRecipe) -> DataFrame:
     """(id, collection, domain, language, reason, millionths) of all documents."""
     from pyspark.sql import functions as F
 
-    is_blocked = F.lit(False) if blocked is None else blocked.holds()
-    first_reason = F.when(is_blocked, BLOCKED).otherwise(score_reason(recipe.scores))
+    first_reason = F.when(blocked.holds(), BLOCKED).otherwise(score_reason(recipe.scores))
     language = F.coalesce(F.nullif("language", F.lit("")), F.col("lang"), F.lit("")).alias("language")
     columns = (
         "id",

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.schema import FilterRecipe
-from infra.step import Output, Record, step
+from infra.step import Artifact, Output, Record, step
 from tasks.data.filtering.blocked_documents import BlockedDocuments, entry_of, read_block_list
 from tasks.data.filtering.filter_documents import FilteredDocuments, filter_documents
 from tasks.data.filtering.score_bounds import bucket_floors
@@ -120,11 +120,12 @@ def filtered(tmp_path_factory):
     )
     source = compute(write_documents, root)
 
-    def run(partitions: int, blocked: BlockedDocuments | None = None):
+    def run(partitions: int, blocked: BlockedDocuments | None = None, extracted: Artifact[ToyDocuments] | None = None):
         return compute(
             filter_documents,
             root / str(partitions),
             documents=source,
+            extracted=extracted,
             blocked=blocked,
             recipe=recipe,
             resources=in_partitions(partitions),
@@ -203,6 +204,21 @@ def test_an_entry_with_a_digest_means_its_text_at_any_position(filtered, one, tm
     assert all_kept - kept == {moved, old}
 
 
+def test_a_digest_means_the_text_as_extracted_whichever_paragraphs_are_boilerplate_today(filtered, one, tmp_path):
+    """Another file of the collection may share a paragraph, which is cut from then on."""
+    number = 100
+    whole = document(number, "code", {}) | {
+        "content_digest": content_digest(f"{prose(number, 60)} A shared paragraph.")
+    }
+    listed = BlockedDocuments(ids=(), urls=(), digests=(whole["content_digest"],))
+    extracted = documents_artifact([whole], tmp_path / "extracted.parquet")
+    assert filtered(1, listed).record == one.record, "the texts of today have other digests"
+    kept, all_kept = (
+        {row["id"] for row in rows(made, "documents/*.parquet")} for made in (filtered(1, listed, extracted), one)
+    )
+    assert all_kept - kept == {whole["id"]}
+
+
 def test_a_block_list_that_cannot_be_read_is_one_sentence(tmp_path):
     assert read_block_list(tmp_path, "none.txt") is None
     with pytest.raises(ValueError, match=r"block_list .*none.txt does not exist: make the file, or name another"):
@@ -232,7 +248,7 @@ def test_mathematics_is_judged_by_neither_toxicity_nor_perplexity(one):
 
 def ceiling(path: Path, documents: list[dict], recipe: FilterRecipe) -> FilteredDocuments:
     source = documents_artifact(documents, path / "documents.parquet")
-    given = {"documents": source, "blocked": None, "recipe": recipe, "resources": in_partitions(2)}
+    given = {"documents": source, "extracted": None, "blocked": None, "recipe": recipe, "resources": in_partitions(2)}
     return compute(filter_documents, path / "home", **given).record
 
 
