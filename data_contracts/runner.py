@@ -3,6 +3,7 @@
 tables:
   - files: documents/*.parquet      # which files of the artifact
     columns: [id, domain]           # what is read of them; the first one names a row in messages
+    nullable: [domain]              # those that may have no value (Great Expectations' own rules pass over NULL)
     expectations:                   # names and arguments of Great Expectations' own expectations
       - {type: expect_column_values_to_be_unique, column: id}
 """
@@ -62,13 +63,19 @@ def read_contract(name: str) -> tuple[ContractTable, ...]:
     tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     try:
         return tuple(
-            ContractTable(table["files"], tuple(table["columns"]), tuple(table["expectations"]))
+            ContractTable(table["files"], tuple(table["columns"]), (*_filled(table), *table["expectations"]))
             for table in tree["tables"]
         )
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"{path.name}: a contract has `tables`, each with files, columns and expectations; {error} is wrong"
         ) from error
+
+
+def _filled(table: dict[str, Any]) -> list[dict[str, Any]]:
+    """The expectations that every column has its value, but for the `nullable` ones."""
+    columns = [column for column in table["columns"] if column not in table.get("nullable", ())]
+    return [{"type": "expect_column_values_to_not_be_null", "column": column} for column in columns]
 
 
 def check_table(table: ContractTable, frame: pd.DataFrame | DataFrame) -> list[Finding]:

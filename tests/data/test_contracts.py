@@ -14,6 +14,7 @@ from configs.schema import ContractRecipe
 from data_contracts.runner import CONTRACTS_DIR, ContractTable, check_table, read_contract
 from infra.step import Artifact, Output, Record, step
 from tasks.data.environments.environments import GENERATORS, OPENERS
+from tasks.data.filtering.score_bounds import SCORES
 from tasks.data.prompts.prompt_records import READERS
 from tasks.data.prompts.verifiers import VERIFIERS
 from tasks.data.sources.data_directory import DOMAINS, ROLES
@@ -211,6 +212,18 @@ def test_a_contract_allows_every_name_that_the_code_has(name, column, known):
     rules = [rule for table in read_contract(name) for rule in table.expectations]
     allowed = [set(rule["value_set"]) for rule in rules if rule.get("column") == column and "value_set" in rule]
     assert allowed and all(each == known for each in allowed)
+
+
+def test_a_row_without_values_breaks_every_contract():
+    """But for the columns that a contract calls nullable: rules on values pass over NULL."""
+    for name in NAMES:
+        for table in read_contract(name):
+            frame = good_table(name, table.columns)
+            last = pd.DataFrame({column: [None] for column in table.columns}, dtype=object)
+            findings = check_table(table, pd.concat([frame.astype(object), last], ignore_index=True))
+            empty = {finding.arguments["column"] for finding in findings if "not_be_null" in finding.expectation}
+            assert empty and not any(finding.is_met for finding in findings if "not_be_null" in finding.expectation)
+            assert {*table.columns} - empty <= {*SCORES, "score"}, (name, table.files)
 
 
 class ToyTable(Record):
