@@ -212,7 +212,7 @@ def test_the_answers_meet_their_contract(inputs, solutions, measured):
     contract = ContractRecipe(name="sampled_solutions")
     for sampled in (solutions, measured):
         held = compute(inputs.store, validate_contract, subject=sampled, recipe=contract, resources=SPARK).record
-        assert held.num_rows == sampled.record.num_kept + sampled.record.num_prompts and held.num_expectations == 12
+        assert held.num_rows == sampled.record.num_kept + sampled.record.num_prompts and held.num_expectations == 23
 
 
 def test_what_only_measures_counts_the_same_and_keeps_nothing(inputs, tuned, solutions, measured):
