@@ -12,6 +12,7 @@ from flows.running.run_step import run_step
 from infra.registry.model_registry import ANCHOR_PREFIX, CHAMPION, SUITE_TAG, RegisteredVersion
 from infra.step import Artifact
 from tasks.data.sources.list_sources import SourceListing, list_hub_files
+from tasks.evaluation.benchmarks.benchmark_items import files_of
 from tasks.evaluation.benchmarks.decide_suite import anchored_figure, decide_suite
 from tasks.evaluation.benchmarks.evaluate_suite import SuiteEvaluation, evaluate_suite
 from tasks.evaluation.benchmarks.run_suite import read_listed_items
@@ -40,8 +41,9 @@ def find_suite_files(scale: Scale, sources: SourceListing) -> SourceListing | No
             f"({', '.join(sorted(names))}): correct {others[0]}"
         )
     needed = suite.own_files
-    own = tuple(file for file in sources.files if file.name in needed)
-    if absent := sorted(needed.keys() - {file.name for file in own}):
+    meant = {name: files_of(name, sources) for name in needed}
+    own = tuple({file.name: file for found in meant.values() for file in found}.values())
+    if absent := sorted(name for name, found in meant.items() if not found):
         raise ValueError(
             f"benchmark {needed[absent[0]]} of suite {wanted.name} (evaluation.suite) reads {absent[0]}, which the "
             f"run's data do not hold: add it with the role evaluation to the directory that --data names, or set "

@@ -37,7 +37,9 @@ class LikelihoodBenchmark(Frozen):
     text: bits per byte of whole texts."""
     file: str
     """Relative to the data directory; its role must be `evaluation`. Or a file of a dataset of the Hugging Face Hub,
-    `hf://owner/name[@revision]/file`, of its test or validation split: needs no data directory, but a network."""
+    `hf://owner/name[@revision]/file`, of its test or validation split: needs no data directory, but a network. A glob
+    (`ceval/val/*.csv`) names several files: each has a figure of its own, and `subject` is what its name says besides
+    the split, where a record has no such field."""
     few_shot: FewShot | None
     """null asks without examples."""
 

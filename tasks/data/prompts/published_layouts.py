@@ -159,7 +159,8 @@ def _lettered(question: str) -> Callable[[Record], dict[str, Any]]:
 
     def asked(record: Record) -> dict[str, Any]:
         choices = [given_text(record, (letter,)).strip() for letter in LETTERS]
-        return {"question": given_text(record, (question,)), "choices": choices}
+        subject = {"subject": record["subject"]} if "subject" in record else {}
+        return {**subject, "question": given_text(record, (question,)), "choices": choices}
 
     return asked
 

@@ -7,6 +7,7 @@ every way to divide a name among them.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 MAX_ALTERNATIVES = 1000
 MAX_CACHED = 10_000
@@ -74,6 +75,11 @@ class Glob:
         if token == character or (token == ONE and character != "/"):
             return self._entered(position + 1)
         return 0
+
+
+def named_by(pattern: str, names: Collection[str]) -> set[str]:
+    """Those of `names` that a name or glob means. A name may hold the marks of globs."""
+    return {pattern} if pattern in names else set(filter(Glob(pattern).fullmatch, names))
 
 
 def _alternatives(glob: str) -> list[list[str]]:

@@ -11,6 +11,7 @@ from tasks.data.readers.source_bytes import stem_of
 TRAINING = frozenset({"train", "training"})
 HELD_OUT = re.compile(r"(?:test|testing|validation|valid|val|dev|eval|evaluation|heldout|holdout)(?:set)?\d*")
 WORD = re.compile(r"[^_.-]+")
+SHARD = re.compile(r"\d+-of-\d+")
 
 
 def is_held_out(name: str) -> bool:
@@ -23,6 +24,20 @@ def is_held_out(name: str) -> bool:
         if any(HELD_OUT.fullmatch(word) for word in words):
             return True
     return False
+
+
+def subject_of(name: str) -> str:
+    """What the innermost name says besides the split and the shard: `anatomy` of `test/anatomy_test.csv` and of
+    `anatomy/test-00000-of-00001.parquet`; empty where no name says anything."""
+    *folders, file = name.split("/")
+    stem = SHARD.sub("", file.partition(".")[0])
+    for part in (stem, *reversed(folders)):
+        words = [
+            word for word in WORD.findall(part) if word.lower() not in TRAINING and not HELD_OUT.fullmatch(word.lower())
+        ]
+        if words:
+            return "_".join(words)
+    return ""
 
 
 def held_out_names(formats: Mapping[str, str]) -> set[str]:

@@ -21,6 +21,7 @@ from tasks.data.readers.source_bytes import codec_of
 from tasks.data.records.documents import CODE
 from tasks.data.sources.data_directory import RoleEntry, assign_roles, format_of, held_out_files, record_format_of
 from tasks.data.sources.embedded_sources import package_descriptions, pydoc_topics, standard_library
+from tasks.data.sources.globs import named_by
 from tasks.data.sources.held_out_splits import is_held_out
 from tasks.data.sources.remote_sources import dataset_and_file, is_remote, remote_files
 from tasks.data.sources.source_digests import digest_and_sizes
@@ -127,14 +128,17 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
 
 def list_named(data: str, names: Mapping[str, str]) -> SourceListing:
     """Those files of a data directory that have these names and any role but ignore; only they are read. `names` maps
-    each to the benchmark that reads it. Test and validation splits have the role evaluation where there is no
-    manifest. Raises ValueError for a name that is not among them."""
+    each, which may be a glob, to the benchmark that reads it. Test and validation splits have the role evaluation where
+    there is no manifest. Raises ValueError for a name that is not among them."""
     root = _root_of(data)
+    wanted = {name: named_by(name, root.addresses) for name in names}
+    meant = set().union(*wanted.values())
     if MANIFEST_NAME not in root.addresses:
-        roles = _roles_by_split(root, names)
+        roles = _roles_by_split(root, meant)
     else:
-        roles = [(name, entry) for name, entry in assign_roles(root, "evaluation") if name in names]
-    absent = sorted(set(names) - {name for name, _ in roles})
+        roles = [(name, entry) for name, entry in assign_roles(root, "evaluation") if name in meant]
+    given = {name for name, _ in roles}
+    absent = sorted(name for name, found in wanted.items() if not found & given)
     if absent:
         raise ValueError(
             f"{root.where} has no file {absent[0]}{root.note}, or {MANIFEST_NAME} gives it no role: add the file with "
@@ -145,8 +149,8 @@ def list_named(data: str, names: Mapping[str, str]) -> SourceListing:
 
 def list_hub_files(addresses: Mapping[str, str]) -> SourceListing:
     """The files of datasets of the hub with these addresses, `hf://owner/name[@revision]/file`, which are their names.
-    `addresses` maps each to the benchmark that reads it. Those of test and validation splits have the role evaluation.
-    Raises ValueError for a file that is not there, and where the hub does not answer."""
+    `addresses` maps each, whose file may be a glob, to the benchmark that reads it. Those of test and validation splits
+    have the role evaluation. Raises ValueError for a file that is not there, and where the hub does not answer."""
     by_dataset: dict[str, dict[str, str]] = {}
     for address in addresses:
         dataset, name = dataset_and_file(address)
@@ -158,10 +162,12 @@ def list_hub_files(addresses: Mapping[str, str]) -> SourceListing:
             root = _root_of(dataset)
         except ValueError as error:
             raise ValueError(f"benchmark {benchmark}: {error} in a suite of your own") from error
-        listed = _hashed_files(root, _roles_by_split(root, wanted), None)
-        if absent := sorted(wanted.keys() - {file.name for file in listed}):
+        found = {name: named_by(name, root.addresses) for name in wanted}
+        listed = _hashed_files(root, _roles_by_split(root, set().union(*found.values())), None)
+        given = {file.name for file in listed}
+        if absent := sorted(name for name, meant in found.items() if not meant & given):
             raise ValueError(f"benchmark {benchmark}: {dataset} has no file {absent[0]}: correct the suite's address")
-        files += [replace(file, name=wanted[file.name]) for file in listed]
+        files += [replace(file, name=f"{dataset}/{file.name}") for file in listed]
     return SourceListing(tuple(sorted(files, key=lambda file: file.name)))
 
 

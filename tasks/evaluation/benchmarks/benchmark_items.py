@@ -11,13 +11,15 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tasks.data.problems.refusals import HARMFUL, HARMLESS
 from tasks.data.prompts.benchmark_records import Record, read_records
 from tasks.data.prompts.prompt_records import UnusablePromptError
 from tasks.data.prompts.published_layouts import LacksError, given_text, in_form_of_kind
+from tasks.data.sources.globs import named_by
+from tasks.data.sources.held_out_splits import subject_of
 from tasks.evaluation.benchmarks.question_forms import BETWEEN_EXAMPLES, READERS, Question
 from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
 from tasks.evaluation.choice_questions import order_hash
@@ -58,19 +60,18 @@ Row = tuple[str, Record, Question]
 def read_items(benchmark: Benchmark, files: SourceListing, limit: int | None) -> BenchmarkItems:
     """The items in the file's order; with a limit those of smallest hash. Raises ValueError for a file whose role is
     not evaluation, and for a record without what the benchmark's kind needs."""
-    by_name = {file.name: file for file in files.files}
-    file = None if benchmark.file is None else by_name[benchmark.file]
-    if file is not None and file.role != "evaluation":
+    asked = [] if benchmark.file is None else files_of(benchmark.file, files)
+    if trained := [file for file in asked if file.role != "evaluation"]:
         fix = "give it the role evaluation in glm46-data.yaml, or name a dataset's test or validation split"
         raise ValueError(
-            f"benchmark {benchmark.name}: {file.name} has the role {file.role}, so it may be trained on: {fix}"
+            f"benchmark {benchmark.name}: {trained[0].name} has the role {trained[0].role}, so it may be trained on: "
+            f"{fix}"
         )
     left_out: Counter[str] = Counter()
     if benchmark.kind == "retrieval":
-        rows = _retrieval_rows(benchmark, file)
+        rows = _retrieval_rows(benchmark, asked)
     else:
-        assert file is not None, benchmark.name
-        rows = _rows(benchmark, file, left_out)
+        rows = _rows(benchmark, benchmark.file, asked, left_out)
     if len({question.task is None or question.task.tree is None for _, _, question in rows}) > 1:
         raise ValueError(f"{benchmark.file} holds records with and without a tree: make two files of them")
     kept = {row[0] for row in rows}
@@ -78,8 +79,10 @@ def read_items(benchmark: Benchmark, files: SourceListing, limit: int | None) ->
         kept = set(sorted(kept, key=order_hash)[:limit])
     shots = None
     if benchmark.kind != "retrieval" and benchmark.few_shot is not None:
-        source = by_name[benchmark.few_shot.file]
-        shots = _Shots(benchmark.few_shot, rows if source is file else _rows(benchmark, source, Counter()))
+        source = benchmark.few_shot.file
+        is_own = source == benchmark.file
+        shown = rows if is_own else _rows(benchmark, source, files_of(source, files), Counter())
+        shots = _Shots(benchmark.few_shot, shown)
     items = [_item(benchmark.name, row, shots) for row in rows if row[0] in kept]
     return BenchmarkItems(items, len(rows) + sum(left_out.values()), dict(left_out))
 
@@ -123,10 +126,15 @@ def _item(name: str, row: Row, shots: _Shots | None) -> BenchmarkItem:
     return BenchmarkItem(item_id, question, prompt, tuple(example_id for example_id, _, _ in examples))
 
 
-def _retrieval_rows(benchmark: RetrievalBenchmark, file: SourceFile | None) -> list[Row]:
-    text = None
-    if file is not None:
-        text = "\n\n".join(given_text(record, ("text", "content")) for record in read_records(file, "text"))
+def files_of(pattern: str, files: SourceListing) -> list[SourceFile]:
+    """The listed files that a name or glob means, by name."""
+    by_name = {file.name: file for file in files.files}
+    return [by_name[name] for name in sorted(named_by(pattern, by_name))]
+
+
+def _retrieval_rows(benchmark: RetrievalBenchmark, files: Sequence[SourceFile]) -> list[Row]:
+    texts = [given_text(record, ("text", "content")) for file in files for record in read_records(file, "text")]
+    text = "\n\n".join(texts) if files else None
     rows: dict[str, Row] = {}
     for part, document, asked, code in retrieval_items(benchmark, text):
         prompt = f"{document}{BETWEEN_EXAMPLES}{asked}"
@@ -139,34 +147,50 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _rows(benchmark: LikelihoodBenchmark | AnswerBenchmark, file: SourceFile, left_out: Counter[str]) -> list[Row]:
-    """Every record of a file as a question, each once."""
+def _rows(
+    benchmark: LikelihoodBenchmark | AnswerBenchmark, pattern: str, files: Sequence[SourceFile], left_out: Counter[str]
+) -> list[Row]:
+    """Every record of the files that `pattern` means as a question, each once."""
     rows: dict[str, Row] = {}
-    read = READERS[benchmark.kind]
-    is_chat = getattr(benchmark, "is_chat", False)
-    for number, record in enumerate(read_records(file, benchmark.kind), 1):
-        try:
-            question = read(in_form_of_kind(benchmark.kind, record), is_chat)
-        except UnusablePromptError as error:
-            if error.reason in LEFT_OUT:
-                left_out[error.reason] += 1
+    subjects = {file.name: subject_of(file.name) for file in files if file.name != pattern}
+    for file in files:
+        subject = subjects.get(file.name, "")
+        for number, given in enumerate(read_records(file, benchmark.kind), 1):
+            record = {"subject": subject, **given} if subject else given
+            question = _question(benchmark, record, f"{file.name}, record {number}", left_out)
+            if question is None:
                 continue
-            raise ValueError(
-                f"{file.name}, record {number}: cannot be asked as kind {benchmark.kind} ({error.reason}); its "
-                f"fields are {_fields(record)}: correct it"
-            ) from error
-        except LacksError as error:
-            raise ValueError(
-                f"{file.name}, record {number}: {error}; kind {benchmark.kind} needs it, its fields are "
-                f"{_fields(record)}: correct the record, or the benchmark's kind"
-            ) from error
-        item_id = _digest(json.dumps(record, sort_keys=True, ensure_ascii=False, default=str))
-        if item_id in rows:
-            left_out[DUPLICATE] += 1
-        rows.setdefault(item_id, (item_id, record, question))
+            item_id = _digest(json.dumps(record, sort_keys=True, ensure_ascii=False, default=str))
+            if item_id in rows:
+                left_out[DUPLICATE] += 1
+            if len({*subjects.values()}) > 1:
+                question = replace(question, part=question.part or subject)
+            rows.setdefault(item_id, (item_id, record, question))
     if not rows:
-        raise ValueError(f"{file.name} holds no item of kind {benchmark.kind}: name another file")
+        raise ValueError(f"{pattern} holds no item of kind {benchmark.kind}: name another file")
     return list(rows.values())
+
+
+def _question(
+    benchmark: LikelihoodBenchmark | AnswerBenchmark, record: Record, where: str, left_out: Counter[str]
+) -> Question | None:
+    """None where the record is left out."""
+    try:
+        form = in_form_of_kind(benchmark.kind, record)
+        return READERS[benchmark.kind](form, getattr(benchmark, "is_chat", False))
+    except UnusablePromptError as error:
+        if error.reason in LEFT_OUT:
+            left_out[error.reason] += 1
+            return None
+        raise ValueError(
+            f"{where}: cannot be asked as kind {benchmark.kind} ({error.reason}); its fields are {_fields(record)}: "
+            f"correct it"
+        ) from error
+    except LacksError as error:
+        raise ValueError(
+            f"{where}: {error}; kind {benchmark.kind} needs it, its fields are {_fields(record)}: correct the record, "
+            f"or the benchmark's kind"
+        ) from error
 
 
 def _fields(record: Record) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from infra.step import Progress
 from tasks.data.sandbox.code_sandbox import isolation
 from tasks.data.sources.list_sources import SourceListing, list_hub_files, list_named
-from tasks.evaluation.benchmarks.benchmark_items import BenchmarkItem, BenchmarkItems, read_items
+from tasks.evaluation.benchmarks.benchmark_items import BenchmarkItem, BenchmarkItems, files_of, read_items
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -128,7 +128,7 @@ def _run_benchmark(model: LM, benchmark: Benchmark, asked: Asked) -> tuple[Bench
     samples = sorted(evaluated["samples"][name], key=lambda sample: sample["doc_id"])
     outcomes = [outcome_of(benchmark, item, sample) for item, sample in zip(read.items, samples, strict=True)]
     metrics = {key.removesuffix(",none"): value for key, value in evaluated["results"][name].items()}
-    names = benchmark.file_names
+    names = {file.name for pattern in benchmark.file_names for file in files_of(pattern, asked.files)}
     result = BenchmarkResult(
         name=name,
         settings=benchmark.model_dump(),

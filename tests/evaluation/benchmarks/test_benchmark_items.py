@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from configs.load import load_suite, suite_names
-from configs.schema import RetrievalBenchmark
+from configs.schema import FewShot, LikelihoodBenchmark, RetrievalBenchmark
 from infra.storage.store import hash_file
 from tasks.data.prompts.benchmark_records import read_records
 from tasks.data.prompts.function_calls import write_calls
+from tasks.data.sources.held_out_splits import subject_of
 from tasks.evaluation.benchmarks.benchmark_tasks import is_right
 from tasks.evaluation.benchmarks.question_forms import READERS
 from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
@@ -94,6 +95,44 @@ def test_a_group_that_no_record_has_is_named(suite):
     path.write_text(path.read_text().replace("group: subject", "group: subjct"))
     with pytest.raises(ValueError, match=r"few_shot.group subjct is no field of lettered\.jsonl, whose records have"):
         read(suite)
+
+
+def test_a_glob_asks_several_files_each_with_its_figure_and_examples(tmp_path):
+    """As MMLU's own .csv files, whose rows do not name their subject."""
+    for split, num in (("test", 3), ("dev", 2)):
+        (tmp_path / split).mkdir()
+        for subject in ("anatomy", "high_school_physics"):
+            rows = [f"{subject} {split} {number}?,one,two,three,four,B\n" for number in range(num)]
+            (tmp_path / split / f"{subject}_{split}.csv").write_text("".join(rows))
+    manifest = "version: 1\nentries:\n  - {files: '{test,dev}/*.csv', role: evaluation}\n"
+    (tmp_path / "glm46-data.yaml").write_text(manifest)
+    shown = FewShot(file="dev/*.csv", num_examples=2, group="subject")
+    mmlu = LikelihoodBenchmark(name="mmlu", kind="lettered_choice", file="test/*.csv", few_shot=shown)
+    toy = load_suite("likelihood").model_copy(update={"benchmarks": [mmlu]})
+    asked = read_suite_items("toy", toy, str(tmp_path), None)
+    items = asked.items["mmlu"].items
+    assert [item.question.part for item in items] == ["anatomy"] * 3 + ["high_school_physics"] * 3
+    for item in items:
+        about, part = item.question.part.replace("_", " "), item.question.part
+        assert item.prompt.startswith(f"The following are multiple choice questions (with answers) about {about}.")
+        assert item.prompt.count(f"{part} dev") == 2
+    none = mmlu.model_copy(update={"file": "exam/*.csv"})
+    with pytest.raises(ValueError, match=r"has no file exam/\*\.csv, .*, which benchmark mmlu reads"):
+        read_suite_items("toy", toy.model_copy(update={"benchmarks": [none]}), str(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "subject"),
+    [
+        ("test/anatomy_test.csv", "anatomy"),
+        ("bbh/causal_judgement/test-00000-of-00001.parquet", "causal_judgement"),
+        ("mgsm_en.tsv", "mgsm_en"),
+        ("grade_3-val.jsonl.gz", "grade_3"),
+        ("test/validation.csv", ""),
+    ],
+)
+def test_a_subject_is_what_a_name_says_besides_its_split(name, subject):
+    assert subject_of(name) == subject
 
 
 def test_a_question_is_asked_with_the_passage_that_it_is_about(suite):
