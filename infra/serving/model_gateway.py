@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, TCPConnector, web
 
+from infra.serving.chat_page import chat_page
 from infra.serving.chat_requests import readable_chat, with_thinking
 from infra.serving.required_call import RequiredCall, required_call
 
@@ -30,8 +31,8 @@ MESSAGES = "/v1/messages"
 OTHER_CHATS = ("/v1/responses", "/responses", MESSAGES)
 """Chats in other shapes, which llama.cpp translates behind this gateway: of a required call it would hold only the end
 of the answer, and ignore the name."""
-HEALTH = "/health"
-"""Answered without a key: whoever restarts a server has none."""
+HEALTH, PAGE = "/health", "/"
+"""Answered without a key: whoever restarts a server has none, and the page asks for it."""
 HOP_HEADERS = {
     "host",
     "connection",
@@ -68,6 +69,7 @@ def gateway(upstream: str, key: str, host: str, port: int, client_key: str) -> w
     app[UPSTREAM], app[KEY], app[CLIENT_KEY] = upstream, key, client_key
     app[NAMES], app[ADDRESS] = frozenset({host.lower(), "127.0.0.1", "localhost"}), f"http://127.0.0.1:{port}"
     app.cleanup_ctx.append(_session)
+    app.router.add_get(PAGE, chat_page)
     app.router.add_route("*", "/{path:.*}", _pass_on)
     return app
 
@@ -87,7 +89,8 @@ async def _require_key(request: web.Request, handler: Any) -> web.StreamResponse
     given = re.sub("^bearer +", "", given, flags=re.IGNORECASE)
     # aiohttp hands on bytes that are not UTF-8 as lone surrogates; encoded so they are the bytes that were sent.
     sent = given.encode(errors="surrogateescape")
-    if request.path != HEALTH and not hmac.compare_digest(sent, request.app[CLIENT_KEY].encode()):
+    is_open = request.path == HEALTH or request.match_info.handler is chat_page
+    if not is_open and not hmac.compare_digest(sent, request.app[CLIENT_KEY].encode()):
         return _refusal(401, "the key is missing or wrong: send it as the header Authorization: Bearer KEY")
     return await handler(request)
 

@@ -39,16 +39,16 @@ class OpenedPage:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def load(self, path: Path, width: int, height: int = 800) -> None:
-        """Open a file at this size, in CSS pixels."""
+    def load(self, page: Path | str, width: int, height: int = 800) -> None:
+        """Open a file or an address at this size, in CSS pixels."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 640
         )
         self._events.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
-            assert time.monotonic() < deadline, f"{path} did not load in {TIMEOUT_SECONDS} s"
+            assert time.monotonic() < deadline, f"{page} did not load in {TIMEOUT_SECONDS} s"
             self._events.append(self._receive())
 
     @property

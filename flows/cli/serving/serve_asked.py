@@ -33,7 +33,7 @@ def serve_given(asked: Asked) -> NoReturn:
     placed = asked.given()
     name = placed.plan.model.name
     with _running(asked, placed, asked.port, name) as server:
-        print(f"{name} at {server.url}/v1 (Ctrl-C ends it)", flush=True)
+        _announce(name, placed, server)
         while True:
             watch(server, ALIAS_SECONDS)
 
@@ -49,9 +49,14 @@ def serve_alias(asked: Asked) -> NoReturn:
     while True:
         with _running(asked, placed, port, asked.scale.scale) as server:
             port = int(server.url.rpartition(":")[2])
-            name = f"{model_name(asked.scale.scale)} version {version.version}"
-            print(f"{name} ({asked.alias}) at {server.url}/v1 (Ctrl-C ends it)", flush=True)
+            name = f"{model_name(asked.scale.scale)} version {version.version} ({asked.alias})"
+            _announce(name, placed, server)
             version, placed = next_version(asked, server, version)
+
+
+def _announce(name: str, placed: PlacedModel, server: ModelServer) -> None:
+    page = "" if placed.plan.engine in DIRECTORY_ENGINES else f"a page to chat at {server.url}; "
+    print(f"{name} at {server.url}/v1 ({page}Ctrl-C ends it)", flush=True)
 
 
 def next_version(
