@@ -22,10 +22,10 @@ def checkpoint_list(store: STORE = None) -> None:
     """List the checkpoints of the store and of unfinished phases: key, phase, step, size."""
     with usage_errors():
         from flows.cli.checkpoints import list_checkpoints
-        from infra.home import open_home
+        from infra.home import known_home
         from infra.storage.open_store import open_known_store
 
-        home = open_home()
+        home = known_home()
         for checkpoint in list_checkpoints(home, open_known_store(store, home)):
             print(checkpoint.describe())
 
@@ -35,10 +35,10 @@ def checkpoint_verify(key: KEY, store: STORE = None) -> None:
     """Read every file of a checkpoint and compare it with its sha256; exit code 1 where one differs."""
     with usage_errors():
         from flows.cli.checkpoints import damage_of, find_checkpoints
-        from infra.home import open_home
+        from infra.home import known_home
         from infra.storage.open_store import open_known_store
 
-        home = open_home()
+        home = known_home()
         opened = open_known_store(store, home)
         damages = [(each, damage_of(each, opened)) for each in find_checkpoints(home, opened, key)]
     for checkpoint, damage in damages:
@@ -54,10 +54,10 @@ def checkpoint_consolidate(
     """Write a checkpoint as a Hugging Face directory; a trained adapter, in PEFT's format, below DIR/adapter."""
     with usage_errors():
         from flows.cli.checkpoints import consolidate, find_checkpoints
-        from infra.home import open_home
+        from infra.home import known_home
         from infra.storage.open_store import open_known_store
 
-        home = open_home()
+        home = known_home()
         opened = open_known_store(store, home)
         consolidate(find_checkpoints(home, opened, key)[-1], opened, target)
         print(target)

@@ -56,7 +56,8 @@ def failures(home: Home, *directories: Path) -> Iterator[None]:
             private_file(path).write_text(traceback.format_exc())
             kept = f"the traceback is in {path}"
         except OSError as full:
-            kept = f"{path} cannot be written ({full.strerror}): make room on that disk, then run again to continue"
+            fix = ": make room on that disk, then run again to continue" if full.errno in NO_ROOM else ""
+            kept = f"{path}, for the traceback, cannot be written ({full.strerror}){fix}"
         if kind:
             print(f"glm46: {kept}", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from None

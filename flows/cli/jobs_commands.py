@@ -18,9 +18,9 @@ def jobs_list() -> None:
     """List this home's jobs whose work is not committed: key, stage, state, start and directory."""
     with usage_errors():
         from flows.cli.jobs import list_jobs
-        from infra.home import open_home
+        from infra.home import known_home
 
-        for job in list_jobs(open_home()):
+        for job in list_jobs(known_home()):
             print(job.describe())
 
 

@@ -39,11 +39,11 @@ def convert(
 ) -> None:
     """Convert a checkpoint tensor by tensor, read it back, and write what was found beside it: DST.conversion.json."""
     with usage_errors():
-        from infra.home import open_home
+        from infra.home import known_home
         from tasks.release.checkpoint_source import open_source
         from tasks.release.convert_checkpoint import convert_checkpoint, merge_adapter, refuse_target, refuse_unsuitable
 
-        home = open_home()
+        home = known_home()
         refuse_target(target, to)
         opened = open_source(model_dir(source, home, scale, store))
         opened = opened if adapter is None else merge_adapter(opened, adapter)
@@ -66,10 +66,10 @@ def generate(
 ) -> None:
     """Answer a prompt by the engine of this project, token by token, without a server."""
     with usage_errors():
-        from infra.home import open_home
+        from infra.home import known_home
         from tasks.release.generate_text import generate_text
 
-        home = open_home()
+        home = known_home()
         directory = model_dir(source, home, scale, store)
         pieces = generate_text(directory, prompt, max_tokens, temperature, seed, thinking, device)
     with failures(home):
@@ -84,12 +84,12 @@ def fetch(
 ) -> None:
     """Fetch a GLM-4.5 or 4.6 checkpoint from the Hub into a directory, with its tensors accounted for."""
     with usage_errors():
-        from infra.home import open_home
+        from infra.home import known_home
         from model.formats.hf_checkpoint import read_config
         from tasks.release.checkpoint_source import open_source
         from tasks.training.fetch_checkpoint import copy_model, fetch_model
 
-        home = open_home()
+        home = known_home()
         if target.exists() or not target.absolute().parent.is_dir():
             raise ValueError(f"{target} must be a new directory in one that exists")
         fetched = fetch_model(source, read_config)

@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,9 +24,12 @@ from infra.storage.store import Store, hash_file
 class LocalStore(Store):
     """Objects are files, a commit is link(2) of a finished temporary file."""
 
-    def __init__(self, root: Path, home: Home) -> None:
+    def __init__(self, root: Path, home: Home, writes: bool = True) -> None:
+        """`writes` False opens a store that a run has written, with the right to read it."""
         super().__init__(str(root), home)
-        self.root = root
+        self.root, self.writes = root, writes
+        if not writes:
+            return
         try:
             for name in ("manifests", "objects", "leases"):
                 (root / name).mkdir(parents=True, exist_ok=True)
@@ -73,7 +77,7 @@ class LocalStore(Store):
 
     def read_version(self, name: str) -> tuple[bytes, str] | None:
         """The version of a file is the sha256 of what it holds."""
-        with self._held(name) as file:
+        with self._held(name, "rb", fcntl.LOCK_SH) as file:
             data = None if file is None else file.read()
         return None if data is None else (data, _version(data))
 
@@ -97,15 +101,15 @@ class LocalStore(Store):
         return True
 
     @contextmanager
-    def _held(self, name: str) -> Iterator[BinaryIO | None]:
+    def _held(self, name: str, mode: str = "r+b", lock: int = fcntl.LOCK_EX) -> Iterator[BinaryIO | None]:
         """An object's file, locked against other processes and machines; None if there is none."""
         try:
-            file = open(self.root / name, "r+b", buffering=0)  # noqa: SIM115
+            file = open(self.root / name, mode, buffering=0)  # noqa: SIM115
         except FileNotFoundError:
             yield None
             return
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, lock)
             yield file if os.fstat(file.fileno()).st_nlink else None  # removed while its lock was waited for
 
     def list_objects(self, prefix: str) -> Iterator[StoredObject]:
@@ -138,7 +142,10 @@ class LocalStore(Store):
         raise AssertionError(f"{upload.name}: a directory has no uploads")
 
     def now(self) -> float:
-        """By the clock of the file system, which on a network is another machine's."""
+        """By the clock of the file system, which on a network is another machine's; where nothing may be written, by
+        this machine's."""
+        if not self.writes:
+            return time.time()
         probe = self.root / "leases" / f".now-{uuid.uuid4().hex}"
         probe.touch()
         try:

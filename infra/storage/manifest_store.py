@@ -87,7 +87,13 @@ class ManifestStore(ObjectStore):
 
     def mark_manifest_invalid(self, name: str, reason: str) -> None:
         """The same for a manifest that cannot be read, by the name of its object."""
-        self._create(f"{name}.invalid", reason.encode())
+        try:
+            self._create(f"{name}.invalid", reason.encode())
+        except Exception as error:  # a store that is only read, or whose disk is full: what is broken is said first
+            raise CorruptArtifactError(
+                f"{self.uri}/{name}: {reason}. It cannot be marked ({error}): let `glm46 doctor --deep` mark it where "
+                f"the store can be written, then run again"
+            ) from error
 
     def create_manifest(self, manifest: Manifest) -> bool:
         """Commit a manifest; False if its generation of the key is committed already."""

@@ -11,20 +11,20 @@ from infra.storage.s3_store import S3Store
 from infra.storage.store import Store
 
 
-def open_store(uri: str | None, home: Home) -> Store:
-    """The store at a URI: a local directory, s3://bucket/prefix, or None for the home's own. Raises ValueError if it
-    cannot be used."""
+def open_store(uri: str | None, home: Home, writes: bool = True) -> Store:
+    """The store at a URI: a local directory, s3://bucket/prefix, or None for the home's own. `writes` False writes
+    nothing to open it. Raises ValueError if it cannot be used."""
     if uri is not None and uri.startswith("s3://"):
-        return S3Store(uri, home)
+        return S3Store(uri, home, writes)
     if uri is not None and "://" in uri:
         raise ValueError(f"store {uri}: only a local directory or s3://bucket/prefix is supported")
-    return LocalStore(home.store_dir if uri is None else Path(uri).absolute(), home)
+    return LocalStore(home.store_dir if uri is None else Path(uri).absolute(), home, writes)
 
 
 def open_known_store(uri: str | None, home: Home, writes: bool = False) -> Store:
     """The store at a URI that something is looked up in: one that is not there, or that no run wrote, is a mistake, and
-    no store is made of it; nor a home for the home's own (None). `writes` False asks a bucket for no right to write.
-    Raises ValueError."""
+    no store is made of it; nor a home for the home's own (None). `writes` False asks for no right to write. Raises
+    ValueError."""
     if uri is None and not home.run_dir.is_dir() and not (home.store_dir / MANIFESTS).is_dir():
         raise ValueError(
             f"{home.root} is no home of glm46 yet: run `glm46 run tiny` first, set GLM46_HOME to where it was run, or "
@@ -33,6 +33,4 @@ def open_known_store(uri: str | None, home: Home, writes: bool = False) -> Store
     if uri is not None and "://" not in uri and not (Path(uri) / MANIFESTS).is_dir():
         wrong = "is no store" if Path(uri).exists() else "does not exist"
         raise ValueError(f"store {Path(uri).absolute()} {wrong}: name the one that the runs were made with")
-    if uri is not None and uri.startswith("s3://"):
-        return S3Store(uri, home, writes)
-    return open_store(uri, home)
+    return open_store(uri, home, writes)

@@ -50,6 +50,7 @@ WALL_CLOCK = {
     "infra/jobs/supervisor.py",
     "infra/source_files.py",
     "infra/storage/garbage.py",
+    "infra/storage/local_store.py",
     "tasks/monitoring/phase_figures.py",
     "tasks/training/watch/effective_time.py",
 }

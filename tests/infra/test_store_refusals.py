@@ -3,14 +3,22 @@ another region, a clock that is wrong."""
 
 from __future__ import annotations
 
+import subprocess
+
 import boto3
 import pytest
 from botocore.exceptions import BotoCoreError
+from typer.testing import CliRunner
 
 from configs.files.s3_refusals import StoreRefusedError
+from flows.cli.command import app
+from infra.home import open_home
 from infra.storage import s3_store
+from infra.storage.garbage import find_garbage
+from infra.storage.manifest_store import CorruptArtifactError
 from infra.storage.open_store import open_known_store, open_store
 from infra.storage.s3_store import S3Store
+from tests.support.cluster.small_disk import small_disk
 from tests.support.cluster.strict_s3 import REGION, strict_server
 from tests.support.faulty_s3 import Request, faulty
 from tests.support.toy_steps import ensure, run_both, sum_numbers, write_numbers
@@ -61,6 +69,40 @@ def test_a_known_store_is_opened_without_the_right_to_write_and_a_mistyped_one_i
         with pytest.raises(ValueError, match=f"{uri}-typo is no store: name the one that the runs were made with"):
             open_known_store(f"{uri}-typo", home)
     assert not written
+
+
+def test_a_home_and_a_store_on_a_read_only_disk_are_read_and_what_is_damaged_there_is_named(tmp_path, monkeypatch):
+    disk = tmp_path / "disk"
+    monkeypatch.setenv("GLM46_HOME", str(disk / "home"))
+    with small_disk(disk, 4000):
+        home = open_home()
+        numbers = ensure(open_store(None, home), write_numbers)
+        damaged = numbers.path("numbers/part-00001.txt")
+        damaged.write_text(damaged.read_text().replace("0", "1"))
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        for uri in (None, str(home.store_dir)):
+            known = open_known_store(uri, home)
+            assert known.read_manifest(numbers.key) == numbers.manifest
+            assert len(find_garbage(known, 0, is_cache_free=True).leases) == 1
+            assert known.local_path(numbers.manifest, "log.txt").is_file()
+            with pytest.raises(CorruptArtifactError, match=r"part-00001.*cannot be marked .*Read-only.*doctor --deep"):
+                known.local_path(numbers.manifest, "numbers/part-00001.txt")
+        for command in (("jobs", "list"), ("checkpoint", "list")):
+            assert CliRunner().invoke(app, command).exit_code == 0
+        refused = CliRunner().invoke(app, ["rollback", "--reason", "worse"])
+        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+
+
+def test_reading_a_store_in_a_directory_writes_nothing(home):
+    numbers = ensure(open_store(None, home), write_numbers)
+
+    def times() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in (home.root, *home.root.rglob("*"))}
+
+    before, known = times(), open_known_store(None, home)
+    assert known.read_manifest(numbers.key) == numbers.manifest
+    find_garbage(known, 0, is_cache_free=True)
+    assert times() == before
 
 
 @pytest.fixture
