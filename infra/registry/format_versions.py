@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.registry.experiment_tracking import KEY_TAG
-from infra.registry.model_registry import DIGEST_TAG, Done, ensure_alias, ensure_tags, find_version, source_of_files
+from infra.registry.model_registry import (
+    DIGEST_TAG,
+    Done,
+    done_of,
+    ensure_alias,
+    ensure_files,
+    ensure_tags,
+    find_version,
+    source_of_files,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -52,10 +61,12 @@ def ensure_format_version(
     tags = {**figures, **own}
     existing = find_version(client, registered, quantized.digest)
     if existing is not None:
-        made, done = existing.version, ensure_tags(client, registered, existing, tags)
+        made = existing.version
+        files = ensure_files(client, registered, made, quantized, "hf", {}, artifact_root)
+        done = done_of(files, ensure_tags(client, registered, existing, tags))
     else:
         place = f"model-{name}-{quantized.digest[:12]}"  # the same weights may be quantized again, by other code
         source = source_of_files(client, quantized, "hf", {}, run_id, artifact_root, place)
         made, done = str(client.create_model_version(registered, source, run_id, tags=tags).version), "done"
     moved = ensure_alias(client, registered, f"release_{release}", made)
-    return "done" if "done" in (done, moved) else "unchanged"
+    return done_of(done, moved)

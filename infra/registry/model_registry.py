@@ -60,6 +60,8 @@ NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 this file."""
 ANCHOR_PREFIX = "anchor_"
 """Prefix of an alias; with the name of a figure it names the version that was best in it so far."""
+SERVED = "mlflow-artifacts:/"
+"""Scheme of artifacts that the tracking server keeps and serves."""
 MODEL_DIR = "model"
 """Directory of the weights below a run's artifacts."""
 
@@ -175,10 +177,10 @@ def ensure_registered(
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    existing = find_version(client, model, artifact.digest)
+    existing, package = find_version(client, model, artifact.digest), package_files(is_chat_trained=is_chat_trained)
     if existing is not None:
-        return existing.version, ensure_tags(client, model, existing, wanted)
-    package = package_files(is_chat_trained=is_chat_trained)
+        done = ensure_files(client, model, existing.version, artifact, directory, package, artifact_root)
+        return existing.version, done_of(done, ensure_tags(client, model, existing, wanted))
     source = source_of_files(client, artifact, directory, package, run_id, artifact_root, MODEL_DIR)
     version = client.create_model_version(model, source, run_id, tags=wanted, description=description)
     return str(version.version), "done"
@@ -224,23 +226,59 @@ def source_of_files(
             artifact.reader.write_beside(f"{prefix}/{name}", content)
         return f"{artifact.reader.uri}/{prefix}"
     artifact_uri = client.get_run(run_id).info.artifact_uri
-    scheme = "mlflow-artifacts:/"
-    if artifact_uri is None or not artifact_uri.startswith(scheme):
+    if artifact_uri is None or not artifact_uri.startswith(SERVED):
         raise ValueError(
             f"run {run_id} keeps its artifacts at {artifact_uri}: start the MLflow server with --serve-artifacts"
         )
-    target = artifact_root / artifact_uri.removeprefix(scheme).lstrip("/") / place
-    prefix = f"{directory}/"
-    names = sorted(
-        name for name in {**artifact.manifest.content, **artifact.manifest.evidence} if name.startswith(prefix)
-    )
+    source = f"{artifact_uri}/{place}"
+    _place_files(artifact, directory, package, _served_dir(artifact_root, source))
+    return source
+
+
+def ensure_files(
+    client: MlflowClient,
+    model: str,
+    version: str,
+    artifact: Artifact[Any],
+    directory: str,
+    package: Mapping[str, bytes],
+    artifact_root: Path,
+) -> Done:
+    """Link the files of a version again where some are gone: `mlflow gc` removes them with a deleted run. In S3 they
+    are the store's own."""
+    source = client.get_model_version(model, version).source or ""
+    if isinstance(artifact.reader, S3Store) or not source.startswith(SERVED):
+        return "unchanged"
+    target = _served_dir(artifact_root, source)
+    names = {*_names_below(artifact, directory), *({"MLmodel"} & package.keys())}
+    if all((target / name).is_file() for name in names):
+        return "unchanged"
+    _place_files(artifact, directory, package, target)
+    return "done"
+
+
+def done_of(*parts: Done) -> Done:
+    """What became of something by what became of its parts."""
+    return "done" if "done" in parts else "unchanged"
+
+
+def _served_dir(artifact_root: Path, source: str) -> Path:
+    return artifact_root / source.removeprefix(SERVED).lstrip("/")
+
+
+def _names_below(artifact: Artifact[Any], directory: str) -> list[str]:
+    files = {**artifact.manifest.content, **artifact.manifest.evidence}
+    names = sorted(name.removeprefix(f"{directory}/") for name in files if name.startswith(f"{directory}/"))
     assert names, f"step {artifact.manifest.step} left no directory {directory}"
-    for name in names:
-        _link(artifact.path(name), target / name.removeprefix(prefix))
+    return names
+
+
+def _place_files(artifact: Artifact[Any], directory: str, package: Mapping[str, bytes], target: Path) -> None:
+    for name in _names_below(artifact, directory):
+        _link(artifact.path(f"{directory}/{name}"), target / name)
     for name, content in package.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(content)
-    return f"{artifact_uri}/{place}"
 
 
 def _link(source: Path, target: Path) -> None:

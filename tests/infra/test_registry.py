@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -117,6 +118,12 @@ def test_weights_live_once_and_are_downloaded_by_alias(client, tracking_uri, sto
     weights = trained.path("hf/model.safetensors")
     links = [path for path in artifact_root.rglob("model.safetensors") if path.stat().st_ino == weights.stat().st_ino]
     assert links and weights.stat().st_nlink == 1 + len(links)
+    shutil.rmtree(links[0].parent)  # as `mlflow gc` does after a run was deleted
+    assert [register(client, name, trained, artifact_root) for _ in range(2)] == [
+        (version, "done"),
+        (version, "unchanged"),
+    ]
+    assert weights.stat().st_nlink == 1 + len(links) and (links[0].parent / "MLmodel").is_file()
     mlflow.set_tracking_uri(tracking_uri)
     directory = Path(mlflow.artifacts.download_artifacts(f"models:/{name}@{CHAMPION}", dst_path=str(tmp_path)))
     for path in trained.paths("hf/*"):
