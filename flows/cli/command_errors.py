@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
@@ -51,7 +52,8 @@ def failures(home: Home, *directories: Path) -> Iterator[None]:
         path = home.run_dir / "last-error.log"
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         full_disk = explain_full_disk(error, (home.root, *directories))
-        print(f"glm46: {full_disk or kind + JAVA_FRAME.sub('', str(error))[:MAX_MESSAGE_CHARS]}", file=sys.stderr)
+        said = f"{kind}{JAVA_FRAME.sub('', str(error))[:MAX_MESSAGE_CHARS]}{_whose(error)}"
+        print(f"glm46: {full_disk or said}", file=sys.stderr)
         try:
             private_file(path).write_text(traceback.format_exc())
             kept = f"the traceback is in {path}"
@@ -61,3 +63,17 @@ def failures(home: Home, *directories: Path) -> Iterator[None]:
         if kind:
             print(f"glm46: {kept}", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from None
+
+
+def _whose(error: Exception) -> str:
+    """The owner of a file that this user may not use, with the fix; empty for other errors. A run with sudo leaves
+    files of root."""
+    if not isinstance(error, PermissionError) or not isinstance(error.filename, str):
+        return ""
+    path = Path(error.filename)
+    owned = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
+    owner = owned.lstat().st_uid
+    if owner == os.geteuid():
+        return f"; {owned} is yours: give yourself the right to use it (chmod u+rwX)"
+    fix = "run as that user, or let it give you the file (chown)"
+    return f"; {owned} belongs to user {owner}, you are {os.geteuid()}: {fix}"

@@ -78,6 +78,17 @@ def test_a_command_prints_neither_pages_of_java_nor_a_traceback(home, capsys):
         assert "DAGScheduler.scala:2935" in (home.run_dir / "last-error.log").read_text()
 
 
+def test_a_file_of_another_user_is_named_with_its_owner_and_the_fix(home, capsys, monkeypatch):
+    """A run with sudo leaves files of root in the home."""
+    database = home.prefect_dir / "prefect.db"
+    database.touch()
+    for user, said in ((os.geteuid(), "is yours: give yourself the right"), (4711, f"belongs to user {os.geteuid()}")):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        with pytest.raises(typer.Exit), failures(home):
+            raise PermissionError(errno.EACCES, "Permission denied", str(database))
+        assert f"{database} {said}" in capsys.readouterr().err
+
+
 def test_a_disk_that_is_full_at_any_write_leaves_nothing_half_written_and_with_room_all_digests_are_the_same(tmp_path):
     disk = tmp_path / "disk"
     home, ended = Home(disk / "home"), []
