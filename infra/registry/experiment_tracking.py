@@ -129,8 +129,8 @@ def _ensure_experiment(client: MlflowClient, name: str) -> str:
             assert experiment is not None, name
     if experiment.lifecycle_stage == "deleted":
         raise ValueError(
-            f"MLflow experiment {name} was deleted: restore it (mlflow experiments restore) or remove it permanently "
-            f"(mlflow gc)"
+            f"MLflow experiment {name} was deleted: run `glm46 up`, source the environment.sh that it prints, then "
+            f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`"
         )
     return experiment.experiment_id
 

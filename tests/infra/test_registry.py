@@ -80,6 +80,16 @@ def test_run_is_found_again_by_its_key(client):
     assert client.get_run(child).data.tags["mlflow.parentRunId"] == parent
 
 
+def test_a_deleted_experiment_is_restored_by_the_command_that_the_message_names(client, tracking_uri):
+    ensure_run(client, "glm46-deleted", "pipeline", "key-0", None, {})
+    client.delete_experiment(client.get_experiment_by_name("glm46-deleted").experiment_id)
+    with pytest.raises(ValueError, match=r"glm46-deleted was deleted: run `glm46 up`") as refused:
+        ensure_run(client, "glm46-deleted", "pipeline", "key-0", None, {})
+    command = [sys.executable, "-m", *str(refused.value).split("`")[-2].split()]
+    subprocess.run(command, env={**os.environ, "MLFLOW_TRACKING_URI": tracking_uri}, check=True)
+    ensure_run(client, "glm46-deleted", "pipeline", "key-0", None, {})
+
+
 def test_metrics_arrive_by_step(client):
     run_id = ensure_run(client, EXPERIMENT, "metrics", "key-3", None, {})
     log_metrics(client, run_id, [(number, {"loss": 3.0 - number, "rate": 0.1}) for number in (1, 2)])
