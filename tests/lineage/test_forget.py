@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -126,6 +127,17 @@ def test_a_text_inside_a_repository_is_held_by_its_steps(home, monkeypatch):
     joined = extracted.model_copy(update={"identity": {**extracted.identity, "step": "concatenate_repositories"}})
     plan_takedown._holders(replace(graph, with_digest={joined.digest: (joined,)}), (ONE,))
     assert asked == [{ONE}, {ONE, "r" * 16}], "the repository's text is looked for by its own id"
+
+
+def test_take_downs_at_the_same_time_are_all_in_the_block_list(home, monkeypatch):
+    found, urls = forget_document.plan(ONE, None), [f"https://many.example/{number}" for number in range(16)]
+    monkeypatch.setattr(forget_document, "_tag", lambda home, takedown: [])
+    asked = [found.model_copy(update={"asked": url, "entries": ()}) for url in urls]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        list(threads.map(lambda each: forget_document.apply(each, "micro"), asked))
+    listed = read_block_list(home.root, "blocked_documents.txt")
+    assert listed is not None and set(listed.urls) == set(urls)
+    (home.root / "blocked_documents.txt").unlink()
 
 
 def test_only_apply_blocks_and_tags(release, home):

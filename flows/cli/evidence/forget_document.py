@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import getpass
+import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from configs.files.atomic_files import replace_durably
@@ -12,6 +14,7 @@ from configs.load import load_scale
 from flows.cli.evidence.trace_lineage import registered_versions
 from flows.cli.evidence.whole_run import whole_run
 from flows.show.outcome import RunOutcome
+from infra.file_lock import locked
 from infra.home import Home, known_home, open_home
 from infra.registry.model_registry import open_registry
 from infra.registry.promotion import FORGOTTEN_TAG
@@ -34,13 +37,17 @@ def apply(takedown: TakeDown, scale: str) -> list[str]:
     """Block the documents for every later run of the scale, and tag the versions that were trained on them; what was
     done, for a terminal. Raises ValueError for a block list that cannot be read."""
     home, name = open_home(), load_scale(scale).data.recipe.filter.block_list
-    path, known = block_list_path(home.root, name), read_block_list(home.root, name)
-    asked = [takedown.asked] if "://" in takedown.asked else []
-    entries = (known or NOTHING_BLOCKED).missing((*asked, *takedown.entries))
-    if entries:
-        _append(path, takedown.asked, entries)
-    said = [f"{len(entries)} entries added to {path}: the next run of a scale with this block list leaves them out"]
-    return [*said, *_tag(home, takedown)]
+    path, asked = block_list_path(home.root, name), [takedown.asked] if "://" in takedown.asked else []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Of two take-downs at a time, the second would write the list that it had read before the first.
+    lock, tell = path.with_name(f".{path.name}.lock"), partial(print, file=sys.stderr)
+    with locked(lock, tell, f"another take-down writes {path}; waiting for it"):
+        known = read_block_list(home.root, name)
+        entries = (known or NOTHING_BLOCKED).missing((*asked, *takedown.entries))
+        if entries:
+            _append(path, takedown.asked, entries)
+        said = [f"{len(entries)} entries added to {path}: the next run of a scale with this block list leaves them out"]
+        return [*said, *_tag(home, takedown)]
 
 
 def rebuild(takedown: TakeDown, scale: str, data: str | None, store: str | None) -> RunOutcome:
@@ -62,7 +69,6 @@ def rebuild(takedown: TakeDown, scale: str, data: str | None, store: str | None)
 def _append(path: Path, asked: str, entries: list[str]) -> None:
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     head = f"# {_now()}, {getpass.getuser()}: {asked}"
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(path, "".join(f"{line}\n" for line in (*before.splitlines(), head, *entries)).encode())
 
 
