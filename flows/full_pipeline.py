@@ -113,8 +113,8 @@ def full_pipeline(
     show_data(run, prepared)
     history = _train(run, prepared, window, start)
     released, outcome = _conclude(run, prepared, window, history, started)
-    while released is not None and not released.reasons and promote_release(run, released) == "overtaken":
-        run.log.say("another version became champion during the comparison: this release is compared with that one")
+    while released is not None and not released.reasons and promote_release(run, prepared, released) == "overtaken":
+        run.log.say("champion, version or block list changed during the comparison: this release is judged again")
         released, outcome = _conclude(run, prepared, window, history, started)
     finish_pipeline(run, outcome)
     outcome = outcome.model_copy(update={"stages": run.log.results})

@@ -42,6 +42,7 @@ from infra.registry.model_registry import (
 from infra.registry.promotion import Promotion, Rivals, look_up_rivals, promote, refusal_of
 from infra.servers.servers import artifact_root
 from infra.step import Artifact
+from tasks.data.filtering.blocked_documents import block_list_path, read_block_list
 from tasks.evaluation.comparisons import FIGURES, ServedFigures
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation
@@ -97,7 +98,7 @@ def release_model(run: Run, prepared: PreparedData, assessed: AssessedModel) -> 
     smoke = run_step(
         run, smoke_test, stage="deploy and smoke-test", resources=run.scale.serving.resources, **served_files
     )
-    withdrawal = find_withdrawal(client, name, checkpoint)
+    withdrawal = find_withdrawal(run, prepared, checkpoint)
     judged = (decision, suite and suite.decision, formats.decision, contamination)
     gates = [gate for gate in judged if gate is not None]
     is_refused = bool(refusals_of((*gates, parity), smoke, withdrawal))
@@ -238,10 +239,26 @@ def convert_and_quantize(
     return ReleasedFormats(answering.result(), gguf, evaluation, quantized, decision)
 
 
-def find_withdrawal(client: MlflowClient, name: str, checkpoint: Artifact[TrainedCheckpoint]) -> Withdrawal:
-    """Whether somebody has rolled back the version of this checkpoint, or taken down a text of it."""
-    version = find_version(client, name, checkpoint.digest)
-    return Withdrawal(reason="" if version is None else refusal_of(version))
+def find_withdrawal(run: Run, prepared: PreparedData, checkpoint: Artifact[TrainedCheckpoint]) -> Withdrawal:
+    """Whether somebody has rolled back the version of this checkpoint, or taken down a text of it, also since this run
+    filtered its documents."""
+    version = find_version(connect(run.mlflow), model_name(run.scale.scale), checkpoint.digest)
+    refusal = "" if version is None else refusal_of(version)
+    return Withdrawal(reason=refusal or _change_of_block_list(run, prepared))
+
+
+def _change_of_block_list(run: Run, prepared: PreparedData) -> str:
+    """Why the documents of this run are not those that the block list leaves by now; empty where they are."""
+    if prepared.documents is None:
+        return ""
+    name = run.scale.data.recipe.filter.block_list
+    listed, applied = read_block_list(run.home.root, name), prepared.documents.filtered.manifest.identity["inputs"]
+    if applied["blocked"] == (listed and listed.digest):
+        return ""
+    return (
+        f"the block list {block_list_path(run.home.root, name)} was changed after this run had filtered its documents: "
+        f"run again, and what it lists is left out"
+    )
 
 
 def judge_against_rivals(
@@ -277,15 +294,17 @@ def judge_against_rivals(
     )
 
 
-def promote_release(run: Run, released: ReleasedModel) -> Promotion:
+def promote_release(run: Run, prepared: PreparedData, released: ReleasedModel) -> Promotion:
     """Give an accepted release the alias `champion`, as the last act of a run: everything that can fail was done
-    before. `overtaken` where it must be compared again, because the champion changed meanwhile."""
+    before. `overtaken` where it must be judged again, because champion, version or block list changed meanwhile."""
     client, name = connect(run.mlflow), model_name(run.scale.scale)
-    return run_effect(
-        run,
-        "promote",
-        lambda: promote(client, run.store, name, released.version, released.anchors, released.rivals, run.log.say),
-    )
+
+    def act() -> Promotion:
+        if _change_of_block_list(run, prepared):
+            return "overtaken"
+        return promote(client, run.store, name, released.version, released.anchors, released.rivals, run.log.say)
+
+    return run_effect(run, "promote", act)
 
 
 def _describe_rivals(rivals: Rivals) -> str:

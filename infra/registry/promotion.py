@@ -173,9 +173,11 @@ def promote(
     """Make a version the champion, the champion before it `previous`, and these versions the anchors of figures.
 
     Nothing moves where champion or anchors are other versions than the rivals with which it was compared: the decision
-    does not hold for them.
+    does not hold for them; nor where the version was rolled back or a text of it taken down meanwhile.
     """
     with moving_aliases(client, store, model, say) as lease:
+        if refusal_of(_versions(client, model)[version]):
+            return "overtaken"
         registered = client.get_registered_model(model)
         aliases = {alias: str(number) for alias, number in registered.aliases.items()}
         champion = aliases.get(CHAMPION)

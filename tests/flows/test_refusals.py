@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from configs.load import load_scale
 from configs.schema import ApprovalRequest
 from flows.cli.run_pipeline import refuse_unanswerable_release
 from infra.home import Home
-from tests.support.refused_releases import CASES, FEW, FORMAT, REIGNING, aliases_of, ended_runs
+from tests.support.refused_releases import CASES, FEW, FORMAT, REIGNING, TAKEN_DOWN, aliases_of, ended_runs
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,13 @@ def test_prefects_ui_shows_every_reason_and_the_bound_that_refused(ended, name):
     broken = [row["remark"] for row in gates if row["verdict"] != "held" and row["remark"] in run["reasons"]]
     assert broken == run["reasons"], "every reason is a bound of these gates"
     assert {row["gate"] for row in gates} == {"comparison", "suite", "quantization", "contamination"}
+
+
+def test_a_text_that_is_taken_down_while_a_run_goes_on_refuses_its_release(ended):
+    """It has trained on the text: documents were filtered before."""
+    run = ended[TAKEN_DOWN]
+    assert (run["code"], run["promoted"]) == (3, False) and aliases_of(run) == REIGNING
+    assert re.fullmatch(r"the block list \S+blocked_documents.txt was changed after .*: run again.*", *run["reasons"])
 
 
 def test_prefects_ui_shows_that_a_release_was_accepted_or_refused_by_a_person(ended):

@@ -196,6 +196,12 @@ def test_a_version_trained_on_what_was_taken_down_is_neither_restored_nor_a_cand
     assert registry.roll_back().previous == "1", "version 2 is passed over"
 
 
+def test_a_version_that_was_marked_after_its_release_was_judged_is_judged_again(registry):
+    version, rivals = registry.version(), registry.rivals()
+    registry.client.set_model_version_tag(registry.model, version, FORGOTTEN_TAG, "https://one.example, today")
+    assert registry.promote(version, BOTH, rivals) == "overtaken" and not registry.aliases
+
+
 def test_a_champion_that_reigned_twice_is_not_restored_after_it_was_rolled_back(registry):
     """1, 2, 1, 3: rolled back are 3, then 1; before 2 there is only 1."""
     first, second = registry.version(), registry.version()

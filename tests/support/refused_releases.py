@@ -285,14 +285,27 @@ ASKED = Case(same(documents=mixed(code=(20, 0.5), web=(40, 0.5)), choice=0.95), 
 ANSWERS = {"refused by a person": "refuse", "nobody answers": None, "approved by a person": "approve"}
 """What a person answers, by the name of the run; each run asks about the same candidate."""
 
-AGAIN = {"champion again": "second", "rolled back": WINNER, "approved again": "asked"} | dict.fromkeys(ANSWERS, "asked")
+TAKEN_DOWN = "a text is taken down"
+"""A text is blocked while the champion is judged again."""
+AGAIN = {"champion again": "second", TAKEN_DOWN: "second", "rolled back": WINNER, "approved again": "asked"}
+AGAIN |= dict.fromkeys(ANSWERS, "asked")
 """Runs of candidates that other runs are named after."""
 FEW = [*PROMOTED, "bits per byte too high", "a benchmark below the champion's", "a broken quantization"]
-FEW += ["champion again", "refused by a person"]
+FEW += ["champion again", TAKEN_DOWN, "refused by a person"]
 """Runs that are promoted, and refused by a phase's gate, by the release's and by a person, in the order of ALL."""
 QUANTIZED = ["champion again"]
 """Runs whose release has a sound checkpoint in FORMAT."""
-ALL = [*PROMOTED, *CASES, *LAST_WORK, "champion again", *OVERTAKEN, "rolled back", *ANSWERS, "approved again"]
+ALL = [
+    *PROMOTED,
+    *CASES,
+    *LAST_WORK,
+    "champion again",
+    TAKEN_DOWN,
+    *OVERTAKEN,
+    "rolled back",
+    *ANSWERS,
+    "approved again",
+]
 """Every run in its order."""
 
 ORDER = [*PROMOTED.values(), *CASES.values(), *LAST_WORK.values(), *OVERTAKEN.values(), ASKED]
@@ -560,6 +573,8 @@ def run_candidates(home: Home, store: Store, scale: Path, names: Sequence[str]) 
             changed = patch.object(flows.full_pipeline, name, side_effect=OSError("no room"))
         if name in OVERTAKEN:
             changed = overtaking(registry, store, name, digests[WINNER])
+        if name == TAKEN_DOWN:
+            changed = taking_down(home)
         adapt(scale, ORDER[number], ORDER[number].is_quantized or name in QUANTIZED)
         if AGAIN.get(name) == "asked":
             asks_for_approval(scale, timeout_seconds=2 if name == "nobody answers" else 60)
@@ -677,6 +692,22 @@ def overtaking(registry: Any, store: Store, name: str, winner_digest: str) -> An
         return promote_release(*arguments)
 
     return patch.object(flows.full_pipeline, "promote_release", overtaken)
+
+
+@contextlib.contextmanager
+def taking_down(home: Home) -> Iterator[None]:
+    """Blocks a text right before the run's first promotion."""
+    import flows.full_pipeline
+
+    promote_release, blocked = flows.full_pipeline.promote_release, home.root / "blocked_documents.txt"
+
+    def take_down(*arguments: Any) -> str:
+        blocked.write_text("https://one.example/a\n")
+        return promote_release(*arguments)
+
+    with patch.object(flows.full_pipeline, "promote_release", take_down):
+        yield
+    blocked.unlink()
 
 
 def ended_runs(directory: Path, names: Sequence[str]) -> dict[str, Any]:

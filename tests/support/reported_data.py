@@ -334,6 +334,7 @@ def reported_data(store: Store) -> PreparedData:
     ingested.manifest.identity["inputs"]["sources"] = "5" * 64
     given = {name: documents(store, step, RECORDS[name], ids) for name, (step, ids) in DOCUMENTS.items()}
     given |= {name: _without_files(store, step, RECORDS[name]) for name, step in WITHOUT_FILES.items()}
+    given["filtered"].manifest.identity["inputs"]["blocked"] = None
     given["passages"] = None
     walk = {each.name: given.pop(each.name) for each in fields(PreparedDocuments)}
     return PreparedData(
