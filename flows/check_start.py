@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from configs.schema import Scale
 from infra.registry.model_registry import RegisteredVersion, describe_aliases, model_name, resolve_alias
+from infra.registry.promotion import FORGOTTEN_TAG, refusal_of
 from infra.storage.store import Store
 from tasks.data.readers.source_bytes import HUGGING_FACE
 from tasks.training.fetch_checkpoint import fetch_checkpoint
@@ -29,8 +30,9 @@ def local_start(scale: Scale, start: str | None) -> str | None:
 
 
 def check_start(scale: Scale, start: str, store: Store, registry: Callable[[], MlflowClient]) -> None:
-    """Raises ValueError where there is no such checkpoint, or a directory's is of another architecture than the
-    scale's. The tokenizer of a directory is compared with a given one; with a trained one once that is known."""
+    """Raises ValueError where there is no such checkpoint, it may not be trained on, or a directory's is of another
+    architecture than the scale's. The tokenizer of a directory is compared with a given one; with a trained one
+    once that is known."""
     if Path(start).is_dir():
         refuse_foreign_checkpoint(Path(start), scale.model.recipe)
         given = scale.data.recipe.tokenizer
@@ -44,7 +46,14 @@ def check_start(scale: Scale, start: str, store: Store, registry: Callable[[], M
                 f"--start {start[:12]}...: store {store.uri} holds {held} under this key: name a trained checkpoint's"
             )
     else:
-        version_of_alias(registry(), scale, start)
+        refuse_taken_down(start, version_of_alias(registry(), scale, start))
+
+
+def refuse_taken_down(start: str, version: RegisteredVersion | None) -> None:
+    """Raises ValueError for weights that know a text which was taken down: what is trained on them would know it,
+    too."""
+    if version is not None and FORGOTTEN_TAG in version.tags:
+        raise ValueError(f"--start {start}: {refusal_of(version)}")
 
 
 def is_key(start: str) -> bool:

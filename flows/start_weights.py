@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from configs.schema import ModelRecipe, OwnModelRecipe, PhaseSection
-from flows.check_start import is_key, version_of_alias
+from flows.check_start import is_key, refuse_taken_down, version_of_alias
 from flows.running.run import Run
 from flows.running.run_step import run_step
 from infra.registry.experiment_tracking import connect
+from infra.registry.model_registry import find_version, model_name
 from infra.step import Artifact
 from tasks.prepared_data import PreparedData
 from tasks.training.import_checkpoint import describe_checkpoint_dir, import_checkpoint
@@ -16,11 +17,15 @@ from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 
 def find_start(run: Run, start: str, prepared: PreparedData) -> Artifact[TrainedCheckpoint]:
-    """The checkpoint that `start` names, resolved once. Raises ValueError where there is none."""
+    """The checkpoint that `start` names, resolved once. Raises ValueError where there is none, or it may not be trained
+    on."""
     if Path(start).is_dir():
         return _import(run, "import_checkpoint", Path(start), prepared, run.scale.model.recipe)
-    key = start if is_key(start) else version_of_alias(connect(run.mlflow), run.scale, start).key
-    return run.store.load(key, TrainedCheckpoint)
+    client = connect(run.mlflow)
+    key = start if is_key(start) else version_of_alias(client, run.scale, start).key
+    checkpoint = run.store.load(key, TrainedCheckpoint)
+    refuse_taken_down(start, find_version(client, model_name(run.scale.scale), checkpoint.digest))
+    return checkpoint
 
 
 def import_own_model(

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from configs.load import load_scale
+from flows import start_weights
+from flows.check_start import check_start
 from flows.cli.command import app
 from flows.cli.evidence import forget_document
 from flows.cli.evidence.trace_lineage import lineage_of_document
@@ -160,6 +164,18 @@ def test_only_apply_blocks_and_tags(release, home):
     tagged = find_version(client_of(home), MODEL, release.version.registered.digest)
     asked = [each.split(", ")[0] for each in tagged.tags["glm46.forgotten"].split("; ")]
     assert asked == ["https://one.example/a", ONE], "the first is kept"
+
+
+def test_no_run_starts_from_weights_that_know_what_was_taken_down(release, home, monkeypatch):
+    """After the test above. A phase that is trained on them would be a version without the tag."""
+    scale, trained = load_scale("micro"), release.artifacts["train_phase"]
+    refused = pytest.raises(ValueError, match=r"--start \S+: version 2 was trained on a text that was taken down")
+    with refused:
+        check_start(scale, "champion", open_store(None, home), lambda: forget_document.open_registry(home))
+    monkeypatch.setattr(start_weights, "connect", lambda uri: forget_document.open_registry(home))
+    run = SimpleNamespace(scale=scale, mlflow="", store=SimpleNamespace(load=lambda key, kind: trained))
+    with refused:
+        start_weights.find_start(run, trained.key, None)
 
 
 @pytest.mark.parametrize(
