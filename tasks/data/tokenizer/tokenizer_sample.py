@@ -83,11 +83,13 @@ def wanted_chars(sizes: Mapping[Cell, int], recipe: TokenizerRecipe) -> dict[Cel
 
 
 def hash_bounds(slices: Mapping[Cell, Slices], wanted: Mapping[Cell, float]) -> dict[Cell, int]:
-    """Per cell the hash below which a document is in the sample: as near to the wanted characters as slices allow."""
+    """Per cell the hash below which a document is in the sample: as near to the wanted characters as slices allow. A
+    cell of which anything is wanted gives its first slice, however long that is: else a language of long books would
+    have no token."""
     bounds = {}
     for cell, (starts, num_chars) in slices.items():
         below = np.concatenate([[0], np.cumsum(num_chars)])
-        number = int(np.abs(below - wanted[cell]).argmin())
+        number = max(int(np.abs(below - wanted[cell]).argmin()), int(wanted[cell] > 0))
         bounds[cell] = int(starts[number]) if number < len(starts) else NUM_HASHES
     return bounds
 

@@ -169,6 +169,19 @@ def test_domain_and_language_shares_both_hold_where_the_corpus_allows():
         wanted_chars({}, recipe)
 
 
+def test_a_language_whose_first_document_is_longer_than_its_share_is_in_the_sample():
+    slices = {
+        ("web", "en"): Slices(np.arange(100) * (NUM_HASHES // 100), np.full(100, 10)),
+        ("web", "de"): Slices(np.array([5, NUM_HASHES // 2]), np.array([1000, 1000])),
+        ("code", "und"): Slices(np.array([7]), np.array([1000])),
+    }
+    sizes = {cell: counted.total for cell, counted in slices.items()}
+    recipe = SMALL.model_copy(update={"domain_shares": {"web": 1.0}, "sample_chars": 300})
+    bounds = hash_bounds(slices, wanted_chars(sizes, recipe))
+    drawn = {cell: int((slices[cell].starts < bound).sum()) for cell, bound in bounds.items()}
+    assert drawn == {("web", "en"): 10, ("web", "de"): 1, ("code", "und"): 0}
+
+
 def test_a_share_that_the_corpus_cannot_fill_is_reported_and_the_others_keep_theirs():
     sizes = {("web", "en"): 8000, ("web", "de"): 1000, ("code", "en"): 100}
     recipe = SMALL.model_copy(update={"domain_shares": {"web": 0.5, "code": 0.3, "math": 0.2}, "sample_chars": 1000})
