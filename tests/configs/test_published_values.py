@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from configs.load import load_scale
+from configs.load import load_scale, scale_names
 from configs.schema import PolicyObjective
 from tasks.training.plan.topology import impossible_topology
+from tests.conftest import ROOT
 
 RATES = {
     # S4: peak and end of the phase's rate.
@@ -82,3 +85,21 @@ def test_full_has_s0s_sft():
     scale = load_scale("full")
     sft = next(phase for phase in scale.phases if phase.name == "sft")
     assert (scale.training_recipe(sft).course.peak_learning_rate, sft.recipe.max_epochs) == (2e-5, 3.0)
+
+
+def test_comments_on_the_ranks_of_a_phase_state_its_axes():
+    """For example `# 8 = DP 4 x PP 2`; an axis that is not named is 1. They stand above `num_ranks`."""
+    num_comments = 0
+    for name in scale_names():
+        lines = (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8").split("\n")
+        phases = load_scale(name).phases
+        for number, line in enumerate(lines):
+            for stated in re.findall(r"# .* = ([DTPC]P \d+ x [^,.:;]*\d)", line):
+                above = sum(before.startswith("      num_ranks:") for before in lines[:number])
+                own = phases[above].resources
+                axes = {"TP": own.tensor_parallel, "PP": own.pipeline_parallel, "CP": own.context_parallel}
+                axes["DP"] = own.num_ranks // (own.tensor_parallel * own.pipeline_parallel * own.context_parallel)
+                named = {axis: int(size) for axis, size in (part.split() for part in stated.split(" x "))}
+                assert {"DP": 1, "TP": 1, "PP": 1, "CP": 1} | named == axes, f"{name}, line {number + 1}"
+                num_comments += 1
+    assert num_comments > 10
