@@ -59,7 +59,13 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1, help="most tokens of the answer")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token")] = 0.0,
     seed: Annotated[int, typer.Option(help="of the draws")] = 0,
-    thinking: Annotated[bool, typer.Option("--thinking", help="let the model reason first")] = False,
+    thinking: Annotated[
+        bool | None,
+        typer.Option(
+            "--thinking/--no-thinking",
+            help="whether the model reasons first; by default a version as `glm46 chat` asks it, another model not",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     scale: SCALE_OF_VERSION = "tiny",
     store: STORE = None,
@@ -71,7 +77,8 @@ def generate(
 
         home = known_home()
         directory = model_dir(source, home, scale, store)
-        pieces = generate_text(directory, prompt, max_tokens, temperature, seed, thinking, device)
+        reasons = _reasons_in_chats(source, scale) if thinking is None else thinking
+        pieces = generate_text(directory, prompt, max_tokens, temperature, seed, reasons, device)
     with failures(home):
         for piece in pieces:
             print(piece, end="", flush=True)
@@ -125,6 +132,15 @@ def profile(
     with failures(home, output.absolute().parent):
         measured = profile_target(target, home, scale, store, levels, max_tokens, model, api_key_env, output)
         print(measured.model_dump_json() if as_json else measured.describe())
+
+
+def _reasons_in_chats(source: str, scale: str) -> bool:
+    """Whether `glm46 chat` lets this model reason: a registered version does what its scale evaluates."""
+    from configs.load import load_scale
+    from tasks.data.readers.source_bytes import HUGGING_FACE
+
+    is_version = not source.startswith(HUGGING_FACE) and not Path(source).is_dir()
+    return is_version and load_scale(scale).evaluation.recipe.enable_thinking
 
 
 def model_dir(source: str, home: Home, scale: str, store: str | None) -> Path:

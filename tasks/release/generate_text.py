@@ -19,7 +19,8 @@ def generate_text(
     enable_thinking: bool,
     device: str,
 ) -> Iterator[str]:
-    """Pieces of text as they are generated, without the token that ends the answer. The model is loaded here: raises
+    """Pieces of text as they are generated, without the token that ends the answer and with the marks of reasoning and
+    calls, which the tokenizer's file does not call special. The model is loaded here: raises
     ValueError for a damaged checkpoint, and for a prompt that with the answer exceeds the model's positions."""
     import torch
     from tokenizers import Tokenizer
@@ -36,11 +37,11 @@ def generate_text(
     path = source.config_dir / TOKENIZER_FILE
     if not path.is_file():
         raise ValueError(f"{path} does not exist: copy the model's own tokenizer beside it")
-    tokenizer = load_tokenizer(path)
+    tokenizer, shown = load_tokenizer(path), Tokenizer.from_file(str(path))
     if template := given_template(source.config_dir):
         message = {"role": "user", "content": prompt}
         asked = template.render([message], (), enable_thinking=enable_thinking, add_generation_prompt=True)
-        prompt_ids = Tokenizer.from_file(str(path)).encode(asked, add_special_tokens=False).ids
+        prompt_ids = shown.encode(asked, add_special_tokens=False).ids
     elif has_chat_template(source.config_dir):
         prompt_ids = encode(tokenizer, problem_prompt(prompt, enable_thinking=enable_thinking))[0]
     else:
@@ -57,6 +58,6 @@ def generate_text(
         decoded = DecodeStream(skip_special_tokens=True)
         for token_id in engine.stream(prompt_ids, sampling):
             if token_id not in stops:
-                yield decoded.step(tokenizer, token_id) or ""
+                yield decoded.step(shown, token_id) or ""
 
     return pieces()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from configs.schema import ConversionRecipe
@@ -90,7 +91,7 @@ def test_eval_of_an_alias_is_that_of_its_directory(commanded, tmp_path):
     assert not (tmp_path / "no.json").exists()
 
 
-def test_generate_answers_by_an_alias_as_by_its_directory(commanded):
+def test_generate_answers_by_an_alias_as_by_its_directory(commanded, tmp_path):
     asked = ["--prompt", "What is 4 + 1?", "--max-tokens", "8", "--scale", commanded.scale]
     answers = [
         commanded.glm46("generate", "champion", *asked),
@@ -101,8 +102,22 @@ def test_generate_answers_by_an_alias_as_by_its_directory(commanded):
     prompt = encode(tokenizer, problem_prompt("What is 4 + 1?", enable_thinking=False))[0]
     sampling = Sampling(8, stop_token_ids=end_token_ids(tokenizer))
     theirs = TransformersEngine(load_original(commanded.checkpoint_dir), "v").generate([prompt], sampling, "v")
-    expected = tokenizer.decode(theirs.token_ids[0], skip_special_tokens=True)
+    shown = Tokenizer.from_file(str(commanded.checkpoint_dir / "tokenizer.json"))
+    expected = shown.decode(theirs.token_ids[0], skip_special_tokens=True)
     assert answers[0].stdout == answers[1].stdout == f"{expected}\n" and expected.strip(), "what transformers answers"
+    tree = yaml.safe_load(Path(commanded.scale).read_text())
+    tree["evaluation"]["recipe"]["enable_thinking"] = True
+    (reasoning := tmp_path / "reasoning.yaml").write_text(yaml.safe_dump(tree))
+    reasoned = [
+        here("generate", *source, "--prompt", "What is 4 + 1?", "--max-tokens", "8", home=commanded.home).stdout
+        for source in (
+            ("champion", "--scale", str(reasoning)),
+            ("champion", "--scale", commanded.scale, "--thinking"),
+            (str(commanded.checkpoint_dir), "--thinking"),
+            ("champion", "--scale", str(reasoning), "--no-thinking"),
+        )
+    ]
+    assert reasoned[0] == reasoned[1] == reasoned[2] != reasoned[3] == answers[0].stdout, "as `chat` asks a version"
     long = refused("generate", "champion", *asked[:3], "100000", *asked[4:], home=commanded.home)
     assert long.exit_code == 2 and "the model 1024 positions: lower --max-tokens" in long.stderr
 
