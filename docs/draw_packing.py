@@ -80,7 +80,7 @@ def _fill_in_middle(y: int) -> list[str]:
             parts += _named(name, LEFT + position * UNIT, top, count * UNIT, SHADES[name])
             position += count
     legend = (
-        "P, S, M: <|code_prefix|>, <|code_suffix|>, <|code_middle|>; end: <|endoftext|>. All runs are one document."
+        "P, S, M: <|code_prefix|>, <|code_suffix|>, <|code_middle|>; black: <|endoftext|>. All runs are one document."
     )
     return [*parts, text(LEFT, y + 86, legend)]
 
@@ -106,5 +106,8 @@ def _piece(slot: int, length: int, number: int, y: int) -> list[str]:
 
 
 def _named(name: str, x: float, y: float, width: float, colour: str) -> list[str]:
-    label = [] if width < 40 else [text(x + width / 2, y + 18, name, "middle", INK)]
-    return [box(x, y, width, colour, "#fff", 0.35 if label else 0.9), *label]
+    """A part of the document; that of one token has one letter, or none."""
+    part = box(x, y, width, colour, "#fff", 0.35 if width >= 40 else 0.9)
+    if width >= 40:
+        return [part, text(x + width / 2, y + 18, name, "middle", INK)]
+    return [part, text(x + width / 2, y + 18, name, "middle", "#fff")] if len(name) == 1 else [part]

@@ -92,6 +92,13 @@ def test_a_picture_needs_nothing_else(name):
     assert not re.search(r"href|<script|<image|url\((?!#)", text)
 
 
+def test_the_picture_of_the_pipeline_names_the_phases_of_the_scale_that_the_readme_runs():
+    drawn = (ROOT / "docs" / "pipeline.svg").read_text(encoding="utf-8")
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"<text[^>]*>([^<]*)", drawn))))
+    names = {phase.name for phase in load_scale("tiny").phases}
+    assert names <= words and len(names) == 7, "README: seven phases"
+
+
 def test_the_glossary_has_one_line_per_word_and_names_classes_where_they_are():
     text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     words = re.findall(r"^\| ([^|`]+) \|", text.split("## ")[0], re.M)
