@@ -68,10 +68,9 @@ def _scores(data: PreparedData, documents: PreparedDocuments) -> str:
     in_chats = data.chats.record.masked
     replaced = [(kind, count, in_chats[kind]) for kind, count in masked.masked.items() if count or in_chats[kind]]
     if masked.masked:
-        parts += [
-            heading("Personal data that was replaced"),
-            table(("kind", "places in documents", "in conversations"), replaced),
-        ]
+        columns = ("kind", "places in documents", "in conversations")
+        parts.append(heading("Personal data that was replaced"))
+        parts.append(table(columns, replaced) if replaced else paragraph("None was found.", "soft"))
     return "".join(parts)
 
 

@@ -219,16 +219,21 @@ def _loads(trained: Sequence[tuple[ReportedPhase, Span, Metrics]], spans: Sequen
     layers = sorted(names, key=lambda key: int(key.removeprefix(LOAD)))
     if not layers:
         return None
+    config = json.loads(trained[-1][0].checkpoint.path("hf/config.json").read_text(encoding="utf-8"))
+    num_trunk_layers = config["num_hidden_layers"] - config["first_k_dense_replace"]
     rows = [
-        (f"layer {number}", [point for _, span, metrics in trained for point in _points(span, metrics, key)])
+        (
+            f"layer {number}" if number <= num_trunk_layers else "MTP layer",
+            [point for _, span, metrics in trained for point in _points(span, metrics, key)],
+        )
         for number, key in enumerate(layers, 1)
     ]
     highest = max(value for _, points in rows for _, value in points)
     last = ", ".join(f"{name} {points[-1][1]:.2f}" for name, points in rows)
     drawn = strips("tokens", f"1 (pale) to {highest:.2f} (full colour)", rows, 1.0, max(highest, 1.01), spans)
-    note = (
-        f"Routed tokens of the busiest expert over the mean, per layer with experts: 1 is balance. At the end: {last}."
-    )
+    note = f"Routed tokens of the busiest expert over the mean, per layer with experts: 1 is balance. Last: {last}."
+    if len(rows) > num_trunk_layers:
+        note += " The MTP layer routes tokens where its loss has a weight."
     return drawn, note
 
 

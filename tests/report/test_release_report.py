@@ -28,6 +28,7 @@ from tasks.report.report_inputs import ReportedPhases, ReportedRewardModel
 from tasks.report.report_lineage import named_stages, time_section
 from tasks.report.report_page import Section, page, table
 from tasks.report.report_progress import experts_table
+from tasks.report.report_quality import _scores
 from tasks.report.report_solutions import solutions_section
 from tasks.report.report_training import _loads, _reward_parts, training_section
 from tasks.report.trend_page import trend_run
@@ -478,8 +479,21 @@ def test_expert_load_is_drawn_where_only_a_later_phase_has_logged_some(store):
     phases = reported_phases(store, ("pretrain_general", "sft")).phases
     spans = [Span(phase.name, 100.0 * number, 100.0 * (number + 1)) for number, phase in enumerate(phases)]
     logs = [[{"step": 1, "tokens": 50}], [{"step": 1, "tokens": 50, "expert_load_0": 1.5, "expert_load_1": 2.5}]]
+    logs[1][0] |= {"expert_load_2": 2.0}
     drawn = _loads(list(zip(phases, spans, logs, strict=True)), spans)
-    assert drawn is not None and "layer 1 1.50, layer 2 2.50" in drawn[1]
+    assert drawn is not None
+    assert "Last: layer 1 1.50, layer 2 2.50, MTP layer 2.00. The MTP layer routes" in drawn[1], "3 layers, 1 dense"
+
+
+def test_a_corpus_without_personal_data_has_a_sentence_in_place_of_a_table(data):
+    text = _scores(data, data.documents)
+    assert ">email</td>" in text and "None was found." not in text
+    masked, chats = (
+        replace(artifact, record=artifact.record.model_copy(update={"masked": {"email": 0}}))
+        for artifact in (data.documents.masked, data.chats)
+    )
+    clean = replace(data.documents, masked=masked)
+    assert "None was found." in _scores(replace(data, documents=clean, chats=chats), clean)
 
 
 def test_a_phase_that_a_server_evaluated_has_no_row_of_experts(store):
