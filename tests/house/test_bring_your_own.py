@@ -23,8 +23,10 @@ SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 SAID = {
     "Filter": "1 documents left, 1 dropped (too_many_exclamations 1)",
     "Weights": "scale glm45_air_lora",
+    "Tokenizer": "kind: given",
     "Phase": "sft_polite ",
     "Reward": "Write a haiku about tea. [True, False]",
+    "Teacher": "model: NAME",
     "Environment": '"name": "look"',
     "Launcher": "urgent",
 }
@@ -83,7 +85,8 @@ def test_a_section_is_followed_to_the_letter(section, tree):
 
 
 def test_the_page_has_a_section_for_each_thing_and_only_files_that_exist():
-    assert list(SECTIONS) == ["Data", "Filter", "Weights", "Phase", "Benchmark", "Reward", "Environment", "Launcher"]
+    training = ["Data", "Filter", "Weights", "Tokenizer", "Phase"]
+    assert list(SECTIONS) == [*training, "Benchmark", "Reward", "Teacher", "Environment", "Launcher"]
     made = set(re.findall(r"^cat > (\S+)", PAGE, re.M))
     for path in re.findall(r"(?<![\w/])(?:tasks|infra|configs|tests)/[\w/]+\.(?:py|yaml)", PAGE):
         assert (ROOT / path).is_file() or path in made, path
