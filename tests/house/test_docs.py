@@ -11,6 +11,7 @@ import pytest
 
 from configs.load import load_scale, scale_names
 from configs.schema import PHASE_TEMPLATES, TrainingResources
+from configs.schema.base import Domain
 from infra.jobs.open_launcher import SCHEDULERS
 from tasks.training.plan.machine import H800
 from tasks.training.plan.plan_training import plan_training
@@ -104,6 +105,8 @@ def test_the_glossary_has_one_line_per_word_and_names_classes_where_they_are():
     words = re.findall(r"^\| ([^|`]+) \|", text.split("## ")[0], re.M)
     assert len(words) == len(set(words))
     assert {"shard", "piece", "stage", "record"} <= set(words)
+    (domains,) = re.findall(r"^\| domain \| what kind of text: (.+) \|$", text, re.M)
+    assert domains.split(", ") == list(get_args(Domain))
     classes = re.findall(r"^\| `(\w+)` \(([\w/]+\.py)\)", text, re.M)
     assert classes
     assert not [
