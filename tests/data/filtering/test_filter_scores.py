@@ -4,6 +4,7 @@ the partitions."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ import pytest
 
 from configs.schema import FilterRecipe
 from infra.step import Artifact, Output, Record, step
-from tasks.data.filtering.blocked_documents import BlockedDocuments, entry_of, read_block_list
-from tasks.data.filtering.filter_documents import FilteredDocuments, filter_documents
-from tasks.data.filtering.score_bounds import bucket_floors
+from tasks.data.filtering.blocked_documents import BLOCKED, BlockedDocuments, entry_of, read_block_list
+from tasks.data.filtering.filter_documents import FilteredDocuments, _bounds_of, filter_documents
+from tasks.data.filtering.heuristics import RULES
+from tasks.data.filtering.score_bounds import BOUND_OF, LOW_QUALITY, bucket_floors
 from tasks.data.records.documents import (
     DOCUMENT_COLUMNS,
     SCORE_COLUMNS,
@@ -24,6 +26,7 @@ from tasks.data.records.documents import (
     document_id,
     names_of,
 )
+from tests.conftest import ROOT
 from tests.support.data_inputs import RECIPE, compute, in_partitions, prose, rows
 from tests.support.document_tables import document_row, documents_artifact
 
@@ -349,3 +352,15 @@ def test_equal_qualities_stay_together_and_take_the_middle_bucket():
 def test_more_dropped_buckets_than_there_are_is_refused():
     with pytest.raises(ValueError, match=r"num_dropped_buckets \(5\) must stay below num_quality_buckets \(5\)"):
         type(FILTER)(**json.loads(FILTER.model_dump_json()) | {"num_quality_buckets": 5, "num_dropped_buckets": 5})
+
+
+def test_the_page_names_every_reason_beside_the_key_that_decides_it():
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8").split("**Reasons**, ")[1].split("**Evidence.**")[0]
+    keys = {}
+    for reasons, named in re.findall(r"^\| (`.+) \| (.+) \|$", page, re.M):
+        keys |= {reason: set(re.findall(r"`([\w.]+)`", named)) for reason in re.findall(r"`(\w+)`", reasons)}
+    judged = {*(rule.reason for rule in RULES), *BOUND_OF, LOW_QUALITY}
+    assert keys.keys() == judged | {BLOCKED}
+    for reason in judged:
+        causes = re.findall(r"(?:^|, )([a-z_.]+?)(?:\.\d)?: ", _bounds_of(reason, FILTER))
+        assert causes and set(causes) <= keys[reason], reason
