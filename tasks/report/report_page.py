@@ -29,7 +29,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th { text-align: left; font-weight: 600; color: var(--soft); font-size: 13px; vertical-align: bottom; }
 th, td { padding: 5px 16px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th:last-child, td:last-child { padding-right: 0; } tr:last-child td { border-bottom: 0; }
-th.number, td.number { text-align: right; white-space: nowrap; }
+th.number, td.number { text-align: right; } td.number { white-space: nowrap; }
 td small { display: block; color: var(--soft); font-size: 12px; white-space: nowrap; }
 code, .code { font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, monospace; overflow-wrap: anywhere; }
 details { margin: 0 0 8px; } summary { cursor: pointer; } summary b { font-weight: 600; }

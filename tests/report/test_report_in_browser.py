@@ -7,6 +7,8 @@ import pytest
 
 from infra.home import Home
 from infra.storage.open_store import open_store
+from tasks.report.report_page import Figure, Section, table
+from tasks.report.report_page import page as page_of
 from tasks.report.trend_page import TrendRun, trend_page
 from tests.report.browser import browser_path, opened_browser
 from tests.support.report_fakes import STEPS, reported_phases, write_toy_report
@@ -48,6 +50,18 @@ def test_a_page_fits_its_screen_and_asks_nobody_for_anything(page, pages, name, 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
     assert page.evaluate(CUT_OFF) == []
+
+
+def test_headers_of_figures_wrap_so_that_the_table_of_a_whole_run_fits_a_window(page, tmp_path):
+    """The columns of the training table of `tiny`: the last ones had to be scrolled to."""
+    columns = ("phase", "objective", "steps", "tokens", "last loss", "final reward", "tokens per second", "MFU")
+    figures = map(Figure, ("384", "393,216", "3.3035", "0.9049", "7,356", "13.4%", "96.9%", "0 s", "1.88 GiB"))
+    rows = [("pretrain_code_reasoning", "pretrain", *figures)]
+    path = tmp_path / "wide.html"
+    section = Section("Training", table((*columns, "effective time", "lost", "peak memory"), rows))
+    path.write_text(page_of("wide", "", "", [], [section]))
+    page.load(path, 1000)
+    assert page.evaluate("(each => each.scrollWidth <= each.clientWidth)(document.querySelector('section'))")
 
 
 def test_on_a_phone_the_pictures_come_before_the_tiles_and_cells_name_their_columns(page, pages):
