@@ -23,8 +23,8 @@ class RepositoryRecipe(Frozen):
 class TokenizerRecipe(Frozen):
     kind: Literal["bpe", "sentencepiece_bpe", "sentencepiece_unigram", "given"]
     """bpe: byte-level BPE with GLM's pre-tokenizer, which llama.cpp reads too. sentencepiece_*: trained by
-    SentencePiece on one machine, exported to the same files. Such a tokenizer is not converted to GGUF, so a run ends
-    before its release. given: the file `path`, byte-level BPE in GLM's layout; nothing is trained, and the settings of
+    SentencePiece on one machine, exported to the same files. Such a tokenizer is not converted to GGUF, so a run with a
+    release is refused. given: the file `path`, byte-level BPE in GLM's layout; nothing is trained, and the settings of
     the sample have no effect."""
     path: str
     """given: the tokenizer.json of the checkpoint that training starts from; "" for that in the directory of `--start`,

@@ -58,6 +58,11 @@ def test_commands_of_pages_that_only_compute_run(tmp_path, monkeypatch):
         assert done.exit_code == 0, (line, done.output)
 
 
+def test_the_readme_shows_as_many_steps_as_a_run_has():
+    (shown,) = re.findall(r"train pretrain_general .* steps (\d+),", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert plan_training(load_scale("tiny")).phases[0].num_steps == int(shown)
+
+
 def test_costs_of_the_learning_path_are_the_plans():
     from docs.draw_learning_path import PAGE, drawn
 
