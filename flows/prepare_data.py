@@ -14,6 +14,7 @@ from flows.check_contract import check_contract
 from flows.running.branches import Branches
 from flows.running.run import Run
 from flows.running.run_step import run_step
+from flows.show.say_left_out import say_unread
 from infra.machine.spark import stop_spark
 from infra.step import Artifact, R, Step
 from tasks.data.chats.collect_chats import CollectedChats, collect_chats
@@ -151,7 +152,9 @@ def read_sources(stages: DataStages, reads_documents: bool) -> Artifact[Ingested
     documents here, and no contract on them."""
     recipe = stages.recipe.ingest
     if reads_documents:
-        return stages.on_spark(ingest_documents, "ingested", recipe, sources=stages.sources)
+        ingested = stages.on_spark(ingest_documents, "ingested", recipe, sources=stages.sources)
+        say_unread(stages.run, ingested)
+        return ingested
     return run_step(stages.run, ingest_documents, recipe=recipe, resources=stages.spark, sources=stages.sources)
 
 

@@ -35,6 +35,7 @@ EARLIER_FILES = (
     "chat_template.jinja",
 )
 """Files of earlier steps that a reader of the output needs: what they left out, and the tokenizer of its ids."""
+UNREAD = "num_unsampled_documents"
 NUM_FIGURES = 4
 
 
@@ -72,6 +73,8 @@ def _funnel(name: str, record: dict[str, Any]) -> str:
             :NUM_FIGURES
         ]
         said += [f"{key.removeprefix('num_').replace('_', ' ')} {value:,}" for key, value in figures]
+    if num_unread := record.get(UNREAD):
+        said.append(f"{num_unread:,} left out by ingest.max_source_bytes")
     for word in ("dropped", "rejected"):
         if word in record:
             reasons = sorted(
@@ -131,9 +134,9 @@ def locked_output(output_dir: Path) -> Iterator[None]:
 
 
 def explains_output(artifact: Artifact[Any]) -> bool:
-    """Whether an earlier step dropped documents, could not read some, or made the tokenizer."""
+    """Whether an earlier step dropped documents, did not or could not read some, or made the tokenizer."""
     values = artifact.record.model_dump()
-    return any(values.get(word) for word in ("dropped", "rejected", "tokenizer_digest"))
+    return any(values.get(word) for word in ("dropped", "rejected", UNREAD, "tokenizer_digest"))
 
 
 def write_output(

@@ -1,4 +1,5 @@
-"""Says in the log what a phase's rows leave out: domains without text, and conversations that no row holds."""
+"""Says in the log what is left out: records of the sources above the bound on their bytes, domains of a phase without
+text, and conversations that no row holds."""
 
 from __future__ import annotations
 
@@ -9,6 +10,17 @@ if TYPE_CHECKING:
     from flows.running.run import Run
     from infra.step import Artifact
     from tasks.data.packing.pack_phase import PackedPhase
+    from tasks.data.sources.ingest_documents import IngestedDocuments
+
+
+def say_unread(run: Run, ingested: Artifact[IngestedDocuments]) -> None:
+    """Says nothing where every record of the sources was read."""
+    if num_unread := ingested.record.num_unsampled_documents:
+        run.log.say(
+            f"{num_unread:,} records of the sources are left out: their texts have more than the "
+            f"{run.scale.data.recipe.ingest.max_source_bytes:,} bytes of data.recipe.ingest.max_source_bytes; raise it "
+            f"to read them"
+        )
 
 
 def say_left_out(run: Run, phase: PhaseSection, packed: Artifact[PackedPhase]) -> None:

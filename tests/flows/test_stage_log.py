@@ -10,8 +10,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from configs.load import load_scale
+from flows.cli.stage_output import StageOutcome
 from flows.running.sparkline import BARS, MAX_BARS, Sparkline
 from flows.running.stage_log import StageLog
+from flows.show.say_left_out import say_unread
 from infra.step import Progress
 
 
@@ -91,3 +94,22 @@ def test_a_sparkline_leaves_out_what_is_not_finite_and_draws_no_flat_line():
     assert str(line) == ""
     line.add(2.0)
     assert str(line) == "▁▁█"
+
+
+def test_records_above_the_bound_on_bytes_are_said_by_a_run_and_by_a_stage(tmp_path):
+    said = []
+    run = SimpleNamespace(log=SimpleNamespace(say=said.append), scale=load_scale("tiny"))
+    for number in (0, 1044):
+        say_unread(run, SimpleNamespace(record=SimpleNamespace(num_unsampled_documents=number)))
+    (line,) = said
+    assert line.startswith("1,044 records of the sources are left out") and "the 8,000,000 bytes of data.recipe" in line
+    record = {"num_documents": 7, "num_unsampled_documents": 1044, "rejected": {"empty": 1}}
+    outcome = StageOutcome(
+        stage="extract",
+        output=str(tmp_path),
+        digest="d",
+        record={"num_documents": 7, "dropped": {}},
+        earlier={"ingest_documents": record},
+    )
+    wanted = "7 documents left, 1,044 left out by ingest.max_source_bytes, 1 rejected (empty 1)"
+    assert outcome.describe().splitlines()[0] == f"ingest_documents: {wanted}"
