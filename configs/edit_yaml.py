@@ -25,6 +25,11 @@ def changed(text: str, setting: str) -> str:
         raise ValueError(f"--set {setting}: {path} is a section; set its keys one by one ({path}.KEY: {keys})")
     wanted = _parsed(value, setting)
     after = f"{text[: node.start_mark.index]}{value.strip() or repr('')}{text[node.end_mark.index :]}"
+    if found[-1] == "name" and isinstance(node.value, str) and node.value in found:
+        raise ValueError(
+            f"--set {setting}: {node.value} is the name by which settings and other phases find this entry: write a "
+            f"new name into the file of `glm46 config`"
+        )
     if _parsed(after, setting, found) != wanted:
         raise ValueError(f"--set {setting}: the value does not read as one value there, put it into quotes")
     return after

@@ -32,6 +32,7 @@ def test_only_the_values_that_were_set_change(tmp_path):
         ("phases.sftt.recipe.num_tokens=1", "no key sftt in phases; the nearest is sft"),
         ("model=1", "model is a section; set its keys one by one"),
         ("scale.name=1", "scale is one value and has no key name"),
+        ("phases.sft.name=x", "sft is the name by which settings and other phases find this entry"),
         ("scale", "write KEY=VALUE"),
         ("model.recipe.hidden_size={", "the value is no YAML"),
         ("data.recipe.ingest.max_record_bytes=1, max_source_bytes: 2", "put it into quotes"),
