@@ -31,9 +31,11 @@ ANSWERS += ("target", "targets", "content")
 REASONINGS = ("reasoning_content", "reasoning", "thinking", "Complex_CoT")
 SWITCHES = ("on", "off")
 """Values of Nemotron's field `reasoning`, which says whether there is some."""
-UNTRAINED = ("weight", "loss", "train")
+UNTRAINED = ("weight", "loss", "train", "training")
 """Fields of an assistant's turn that say by 0 or false that it is only read: OpenAI's, AgentInstruct's and ms-swift's,
-axolotl's."""
+axolotl's two."""
+THINKING_CHANNEL = "analysis"
+"""The `channel` of gpt-oss's turns that are reasoning, apart from the turn that answers."""
 CONTEXTS = ("input", "context")
 """Fields of an instruction's input."""
 SYSTEMS = ("system", "system_prompt")
@@ -247,6 +249,8 @@ def _message(number: int, given: object) -> Message:
     if role == "assistant":
         reasoning = _reasoning_of(turn) or texts["reasoning"]
         message["reasoning"], message["content"] = _thought_and_said(number, texts["text"], reasoning)
+        if turn.get("channel") == THINKING_CHANNEL:
+            message["reasoning"], message["content"] = message["content"] or message["reasoning"], ""
         called = [_value(part) for part, kind in zip(parts, kinds, strict=True) if kind == "tool_call"]
         called += [turn[key] for key in ("tool_calls", "function_call") if turn.get(key)]
         message["tool_calls"] = [call for value in called for call in calls_of(number, value)]

@@ -112,6 +112,16 @@ FORMATS = {
         {"messages": [*turns(("user", "q")), {"role": "assistant", "content": "a", "thinking": "r"}]},
         [("user", "q", "", []), ("assistant", "a", "r", [])],
     ),
+    "thinking in a channel, as gpt-oss's": (
+        {
+            "messages": [
+                *turns(("user", "q")),
+                {"role": "assistant", "channel": "analysis", "content": "r"},
+                {"role": "assistant", "channel": "final", "content": "a"},
+            ]
+        },
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
     "result as a list of objects": (
         {
             "messages": [
@@ -481,7 +491,10 @@ def test_every_format_becomes_the_same_messages(name):
     assert summary(record) == [expected]
 
 
-@pytest.mark.parametrize(("mark", "no", "yes"), [("weight", 0, 1), ("loss", False, True), ("train", False, None)])
+MARKS = [("weight", 0, 1), ("loss", False, True), ("train", False, None), ("training", False, True)]
+
+
+@pytest.mark.parametrize(("mark", "no", "yes"), MARKS)
 def test_an_answer_that_is_marked_so_is_read_and_not_trained_on(mark, no, yes):
     marked = turns(("user", "q"), ("assistant", "bad"), ("user", "r"), ("assistant", "good"), ("user", "s"))
     marked[1][mark], marked[3][mark] = no, yes
