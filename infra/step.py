@@ -30,6 +30,11 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @property
+    def shown(self) -> dict[str, object]:
+        """The values by name, in the order in which they are shown to a person."""
+        return dict(self)
+
 
 R = TypeVar("R", bound=Record)
 JOB_EVIDENCE_DIR = "job"

@@ -159,7 +159,7 @@ def _describe(shown: _RunningStage, progress: Progress, now: float) -> str:
 
 def key_figures(record: Record, most: int = 4) -> str:
     """The first numbers and verdicts of a record, in words."""
-    shown = [(name, value) for name, value in record if isinstance(value, bool | int | float)]
+    shown = [(name, value) for name, value in record.shown.items() if isinstance(value, bool | int | float)]
     return ", ".join(f"{name.removeprefix('num_').replace('_', ' ')} {_number(value)}" for name, value in shown[:most])
 
 

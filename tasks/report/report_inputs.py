@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infra.step import Artifact, Record, digest_of
+from tasks.training.state.trained_checkpoint import OF_PAIRS
 
 if TYPE_CHECKING:
     from tasks.data.packing.pack_phase import PackedPhase
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 DIGITS = 12
 """Number of digits of a digest that are shown to a person."""
-OF_PAIRS = ("dpo", "reward")
-"""Objectives whose loss is that of a preference pair, not of a token."""
 
 
 class NamedRelease(Record):

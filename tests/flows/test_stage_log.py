@@ -13,9 +13,10 @@ from rich.console import Console
 from configs.load import load_scale
 from flows.cli.stage_output import StageOutcome
 from flows.running.sparkline import BARS, MAX_BARS, Sparkline
-from flows.running.stage_log import StageLog
+from flows.running.stage_log import StageLog, key_figures
 from flows.show.say_left_out import say_unread
 from infra.step import Progress
+from tests.support.report_fakes import toy_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +114,10 @@ def test_records_above_the_bound_on_bytes_are_said_by_a_run_and_by_a_stage(tmp_p
     )
     wanted = "7 documents left, 1,044 left out by ingest.max_source_bytes, 1 rejected (empty 1)"
     assert outcome.describe().splitlines()[0] == f"ingest_documents: {wanted}"
+
+
+def test_a_trained_phase_shows_what_it_learns_by():
+    assert key_figures(toy_checkpoint("sft")) == "steps 30, tokens 245,760, course tokens 245,760, lm loss 2.25"
+    assert key_figures(toy_checkpoint("rl_reasoning")).startswith("steps 20, tokens 163,840, mean reward 0.61, ")
+    pairs = toy_checkpoint("sft").model_copy(update={"objective": "dpo"})
+    assert key_figures(pairs).endswith("pair loss 2.25")

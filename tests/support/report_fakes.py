@@ -121,9 +121,9 @@ def rollouts_of_phase() -> list[dict[str, object]]:
     ]
 
 
-def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | None, gate: GateRecipe) -> ReportedPhase:
-    is_policy, num_steps = name == "rl_reasoning", STEPS[name]
-    record = TrainedCheckpoint(
+def toy_checkpoint(name: str) -> TrainedCheckpoint:
+    num_steps = STEPS[name]
+    return TrainedCheckpoint(
         phase=name,
         objective={"sft": "sft", "rl_reasoning": "grpo"}.get(name, "pretrain"),
         num_steps=num_steps,
@@ -136,13 +136,17 @@ def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | N
         num_rollbacks=int(name == "sft"),
         validation_bits_per_byte={"web": 1.5},
         num_parameters=123_456,
-        mean_reward=0.61 if is_policy else None,
+        mean_reward=0.61 if name == "rl_reasoning" else None,
         is_chat_trained=name in ("sft", "rl_reasoning"),
         chat_template_digest="c" * 64,
         tokenizer_digest="t" * 64,
         special_token_ids={},
         export_digest="f" * 64,
     )
+
+
+def reported_phase(store: Store, name: str, model: str, start: ReportedPhase | None, gate: GateRecipe) -> ReportedPhase:
+    is_policy, record = name == "rl_reasoning", toy_checkpoint(name)
 
     def write(output: Output) -> None:
         toy_checkpoint_step(model)(output=output)

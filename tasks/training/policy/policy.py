@@ -186,6 +186,7 @@ def _answer_metrics(rollouts: Sequence[Rollout], rewards_GS: Tensor, is_informat
         "reward_std": float(rewards_GS.std(correction=0)),
         **reward_metrics([rollout.reward for rollout in rollouts]),
         "informative_groups": float(is_informative_G.sum()),
+        "constant_group_share": 1 - float(is_informative_G.float().mean()),
         "answer_tokens": sum(rollout.num_sampled for rollout in rollouts) / len(rollouts),
         "entropy_estimate": entropy_estimate(rollouts),
         **dict.fromkeys(MISMATCH_METRICS, 0.0),

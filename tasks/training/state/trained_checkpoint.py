@@ -9,6 +9,8 @@ from infra.step import Record, digest_of
 from model.text.chat_template import CHAT_TEMPLATE
 
 WEIGHTS_SUFFIX = ".safetensors"
+OF_PAIRS = ("dpo", "reward")
+"""Objectives whose loss is that of a preference pair, not of a token."""
 CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_KEY = "chat_template.jinja", "chat_template"
 
 
@@ -54,6 +56,18 @@ class TrainedCheckpoint(Record):
     special_token_ids: dict[str, int]
     export_digest: str
     """sha256 over the names and bytes of hf/."""
+
+    @property
+    def shown(self) -> dict[str, object]:
+        """Of a policy the reward in place of the losses, which are its surrogate's; a loss of pairs is named so."""
+        values = dict(self)
+        if self.mean_reward is not None:
+            first = ("num_steps", "num_tokens", "mean_reward")
+            losses = ("lm_loss", "mtp_loss", "balance_loss")
+            return {name: values[name] for name in (*first, *(each for each in values if each not in losses))}
+        if self.objective in OF_PAIRS:
+            return {"pair_loss" if name == "lm_loss" else name: value for name, value in values.items()}
+        return values
 
 
 def chat_template_digest() -> str:

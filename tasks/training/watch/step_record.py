@@ -70,8 +70,7 @@ class StepRecord:
         `log_last` of every saved one."""
         self._interval.add(plan, result)
         self._step = position.step
-        name, figure = _watched(result, data)
-        self._show_progress(position, f"{name} {figure:.3f}", figure)
+        self._show_progress(position, *_watched(result, data))
         if self._rollouts is not None:
             self._rollouts.append(data.rollouts)
         self._unlogged = partial(self._values, position, plan, data.metrics, result)
@@ -154,7 +153,8 @@ class _Interval:
 
 
 def _watched(result: StepResult, data: StepData) -> tuple[str, float]:
-    """Name and value of the figure that shows whether the phase learns."""
+    """The figure that shows whether the phase learns, in words and as a number."""
     if "reward_mean" in data.metrics:
-        return "reward", data.metrics["reward_mean"]
-    return "loss", result.losses.lm
+        reward, constant = (data.metrics[name] for name in ("reward_mean", "constant_group_share"))
+        return f"reward {reward:.3f}, equal in {constant:.0%} of the groups", reward
+    return f"loss {result.losses.lm:.3f}", result.losses.lm

@@ -403,6 +403,7 @@ def test_groups_of_equal_rewards_cost_no_pass_and_change_nothing():
     model = random_model(GLM46)
     updates, metrics = updates_of(model, rollouts_of(model, [1.0] * 3 + [0.0] * 3), OBJECTIVE, 4)
     assert (updates, metrics["informative_groups"], metrics["reward_mean"], metrics["pass_rate"]) == ([], 0, 0.5, 0.5)
+    assert metrics["constant_group_share"] == 1.0
     assert {metrics[name] for name in MISMATCH_METRICS} == {0.0}
     rollouts = rollouts_of(model, [1.0] * 3 + [0.0, 0.0, 1.0])
     (update,), metrics = updates_of(model, rollouts, OBJECTIVE, 4)

@@ -69,12 +69,12 @@ class Steps:
             policy=None,
         )
 
-    def take(self, number: int) -> None:
+    def take(self, number: int, **metrics: float) -> None:
         for _ in range(number):
             plan, batch = self._go_on(), cast(MicroBatch, None)
             use = ExpertUse((), (), ())
             result = StepResult(LOSSES, 3.4, 0.7, 1e-3, 0.1, 0.001, use, 0.1, NUM_POSITIONS, NUM_POSITIONS * ATTENDED)
-            self.record.taken(self.position, plan, StepData([batch]), result, None)
+            self.record.taken(self.position, plan, StepData([batch], metrics=metrics), result, None)
 
     def pass_over(self, measured: Measurement | None = None) -> None:
         self._go_on()
@@ -83,6 +83,13 @@ class Steps:
 
 def lines(work_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (work_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_policy_shows_its_reward_and_the_groups_that_teach_nothing(tmp_path):
+    steps = Steps(job_of(tmp_path, small_recipe(num_steps=6)))
+    steps.take(1, reward_mean=0.25, constant_group_share=0.625)
+    shown = json.loads((tmp_path / "progress.json").read_text())
+    assert (shown["message"], shown["figure"]) == ("reward 0.250, equal in 62% of the groups", 0.25)
 
 
 def test_the_share_of_the_peak_leaves_out_the_gradients_of_frozen_weights(tmp_path, monkeypatch):
