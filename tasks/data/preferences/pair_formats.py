@@ -68,8 +68,13 @@ class Ranking(NamedTuple):
     """1 where a higher rating is better, else -1."""
 
 
-RANKINGS = (Ranking("completions", "response", "fine-grained_score", 1), Ranking("answers", "answer", "rank", -1))
-"""The layouts of UltraFeedback, whose `overall_score` is wrong in places, and of Nectar."""
+RANKINGS = (
+    Ranking("completions", "response", "fine-grained_score", 1),
+    Ranking("answers", "answer", "rank", -1),
+    Ranking("completions", "completion", "rank", -1),
+)
+"""The layouts of UltraFeedback, whose `overall_score` is wrong in places, of Nectar, and of NeMo-RL, whose answers are
+lists of messages."""
 
 
 class Pair(NamedTuple):
@@ -120,17 +125,21 @@ def _ranked(answers: object, ranking: Ranking) -> tuple[object, object] | None:
     texts, ratings = ([each.get(key) for each in answers] for key in (ranking.text, ranking.rating))
     rated = [
         (ranking.sign * rating, text)
-        for text, rating in zip(texts, ratings, strict=True)
-        if isinstance(text, str) and text.strip() and isinstance(rating, int | float) and math.isfinite(rating)
+        for text, rating in zip((_stripped(text) for text in texts), ratings, strict=True)
+        if isinstance(text, str | list) and text and isinstance(rating, int | float) and math.isfinite(rating)
     ]
     if len(rated) < 2:
         return None
     highest, best = max(rated, key=lambda each: each[0])
-    others = [each for each in rated if each[1].strip() != best.strip()]
+    others = [each for each in rated if each[1] != best]
     lowest, worst = min(others, key=lambda each: each[0], default=(highest, best))
     if others and lowest == highest:
         raise MalformedChatError(NO_PREFERENCE, f"every {ranking.rating} is {ranking.sign * highest!r}")
     return best, worst
+
+
+def _stripped(answer: object) -> object:
+    return answer.strip() if isinstance(answer, str) else answer
 
 
 def _conversation(record: Record, answer: object) -> tuple[list[Message], list[Record]]:

@@ -140,7 +140,7 @@ def _tools(record: Given) -> tuple[str, str, str]:
         if isinstance(truth, list)
         else _exact_calls(_parsed(record.get("answer", record.get("answers"))))
     )
-    return question, tools, canonical_json(calls) if calls else ""
+    return question, tools, canonical_json(calls)
 
 
 def tool_request(record: Given) -> tuple[str, str]:

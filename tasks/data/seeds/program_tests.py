@@ -3,7 +3,7 @@ returns for arguments.
 
 Fields: `input_output` of APPS and TACO, `public_test_cases` and `private_test_cases` of LiveCodeBench, `public_tests`,
 `private_tests` and `generated_tests` of CodeContests, `tests` of DeepCoder, `verification_info` of SYNTHETIC-1,
-`reward_model` of data for verl, and `test` with a function `check` of LeetCodeDataset.
+`reward_model` of data for verl, and `test` with a function `check` of LeetCodeDataset and HumanEval.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Tests(unittest.TestCase):
             self.assertIn(list(returned) if type(returned) is tuple else returned, accepted)
 """
 
-ENTRY_POINT = re.compile(r"Solution\(\)\.(\w+)")
+ENTRY_POINT = re.compile(r"Solution\(\)\.\w+")
 CHECKED_TESTS = """import unittest
 
 import {module}
@@ -61,7 +61,7 @@ import {module}
 
 class Tests(unittest.TestCase):
     def test_calls(self):
-        check({module}.Solution().{function})
+        check({candidate})
 """
 
 
@@ -122,12 +122,18 @@ def published_tests(record: Mapping[str, Any]) -> PublishedTests | None:
 
 def _checked(record: Mapping[str, Any]) -> PublishedTests:
     """LeetCodeDataset: `test` has a function that checks a method, `prompt` what both begin with. Its `input_output` is
-    written for people."""
-    point = ENTRY_POINT.fullmatch(str(record["entry_point"]))
-    definitions, starter = record.get("prompt"), record.get("starter_code")
-    if point is None or not isinstance(definitions, str) or not isinstance(starter, str):
+    written for people. HumanEval: it checks a function that `prompt` begins, after definitions that tests may use."""
+    definitions, starter, name = record.get("prompt"), record.get("starter_code"), str(record["entry_point"])
+    if not isinstance(definitions, str):
         return NO_TESTS
-    tests = CHECKED_TESTS.format(module=MODULE, definitions=definitions, check=record["test"], function=point[1])
+    parts = {"module": MODULE, "check": record["test"]}
+    if starter is None and f"def {name}(" in definitions:
+        begun = f"{definitions.rstrip()}\n    pass\n\n{name} = {MODULE}.{name}"
+        tests = CHECKED_TESTS.format(**parts, definitions=begun, candidate=name)
+        return PublishedTests(tests, MODULE, f"Answer with the whole function `{name}` in one block of Python.")
+    if not ENTRY_POINT.fullmatch(name) or not isinstance(starter, str):
+        return NO_TESTS
+    tests = CHECKED_TESTS.format(**parts, definitions=definitions, candidate=f"{MODULE}.{name}")
     return PublishedTests(tests, MODULE, _told_beginning(f"{definitions.strip()}\n\n{starter.strip()}"))
 
 
@@ -147,9 +153,12 @@ def published_solutions(record: Mapping[str, Any]) -> list[str]:
 
 
 def published_solution(record: Mapping[str, Any]) -> str:
-    """The first that is Python 3; empty where none is. LeetCodeDataset has one, in `completion`."""
+    """The first that is Python 3; empty where none is. LeetCodeDataset has one, in `completion`, and HumanEval the rest
+    of its prompt's function, in `canonical_solution`."""
     if ENTRY_POINT.fullmatch(str(record.get("entry_point"))) and isinstance(record.get("completion"), str):
         return f"{record.get('prompt', '')}\n{record['completion']}"
+    if isinstance(record.get("canonical_solution"), str):
+        return f"{record.get('prompt', '')}{record['canonical_solution']}"
     return next((with_typing(text) for text in published_solutions(record) if _is_python(text)), "")
 
 

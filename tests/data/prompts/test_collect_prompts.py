@@ -33,6 +33,13 @@ APPS = {
     "solutions": json.dumps(["print input()", "print(int(input()) + int(input()))"]),
     "input_output": json.dumps({"inputs": ["1\n2\n", "5\n6"], "outputs": ["3\n", "11"]}),
 }
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": 'def added(a, b):\n    """Return the sum."""\n',
+    "canonical_solution": "    return a + b\n",
+    "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
+    "entry_point": "added",
+}
 FILES = {
     "math": [
         ({"problem": "What is half?", "answer": "1/2"}, ""),
@@ -66,6 +73,7 @@ FILES = {
         ({"question": "Print it.", "test_cases": [{"input": "1", "output": "1"}]}, ""),
         ({"text": "No tests."}, "no_answer"),
         (APPS, ""),
+        (HUMANEVAL, ""),
         (APPS | {"question": "Print the difference.", "solutions": json.dumps(["print(0)"])}, "tests_failed"),
     ],
     "choice": [
@@ -98,6 +106,7 @@ FILES = {
             "",
         ),
         ({"query": "Area?", "tools": json.dumps([AREA]), "answers": json.dumps([CALL])}, ""),
+        ({"question": "No area?", "tools": [AREA], "answers": "[]"}, ""),
         ({"question": "The area again?", "tools": [AREA], "answer": "10"}, "no_answer"),
         ({"question": "Which area?", "answer": {"name": "area", "arguments": {}}}, "no_tools"),
         ({"question": "Half?", "tools": json.dumps([AREA | {"description": HALF}]), "answer": CALL}, "malformed"),
@@ -128,6 +137,8 @@ RIGHT = {
     "Add without a solution.": "```python\ndef add(a, b):\n    return b + a\n```",
     "Add in another layout.": "```python\ndef add(a, b):\n    return b + a\n```",
     "Add in a third layout.": "```python\ndef add(a, b):\n    return b + a\n```",
+    "def added(a, b):": "```python\ndef added(a, b):\n    return b + a\n```",
+    "No area?": "None.",
     "Print it.": "```python\nprint(input())\n```",
     "Print the sum.": "```python\nimport sys\nprint(sum(map(int, sys.stdin)))\n```",
     "Which?": "B",
@@ -211,7 +222,7 @@ def test_a_right_answer_to_every_prompt_is_verified_and_none_of_another_kind(pro
     asked = [AskedPrompt(row["id"], row["kind"], row["answer"]) for row in read]
     right = [WrittenAnswer(RIGHT[row["prompt"].splitlines()[0]] + "<|user|>", True) for row in read]
     assert verify_answers(asked, right) == [True] * len(RIGHT)
-    wrong = [WrittenAnswer("I do not know, sorry.<|user|>", True)] * len(asked)
+    wrong = [WrittenAnswer("I do not <tool_call>know, sorry.<|user|>", True)] * len(asked)
     assert verify_answers(asked, wrong) == [False] * len(RIGHT)
 
 

@@ -230,3 +230,23 @@ def test_a_method_is_judged_by_the_function_that_checks_it():
     assert judge_solution(wrong, parts.tests, parts.module) == FAILED
     for lacking in ({"entry_point": "sumOf"}, {"prompt": None}, {"starter_code": None}):
         assert program_tests.published_tests(LEETCODE | lacking) == program_tests.NO_TESTS
+
+
+HUMANEVAL = {
+    "prompt": 'import math\n\ndef half(x):\n    return x / 2\n\ndef twice(x):\n    """Undo half."""\n',
+    "canonical_solution": "    return x * 2\n",
+    "test": "METADATA = {}\n\ndef check(candidate):\n    assert math.isclose(half(candidate(0.3)), 0.3)\n",
+    "entry_point": "twice",
+}
+"""In the layout of HumanEval: `prompt` defines what the tests use, before the function that it begins."""
+
+
+def test_a_begun_function_is_judged_with_what_its_beginning_defines():
+    parts = code_parts(HUMANEVAL)
+    assert judge_solution(parts.solution, parts.tests, parts.module) == PASSED
+    assert judge_solution("def twice(x):\n    return 2 * x\n", parts.tests, parts.module) == PASSED
+    for wrong in ("def twice(x):\n    return x\n", "def double(x):\n    return 2 * x\n"):
+        assert judge_solution(wrong, parts.tests, parts.module) == FAILED
+    called = HUMANEVAL | {"test": HUMANEVAL["test"] + "\ncheck(twice)\n"}
+    assert judge_solution(parts.solution, code_parts(called).tests, parts.module) == PASSED
+    assert code_parts(HUMANEVAL | {"entry_point": "half_of"}).tests == ""
