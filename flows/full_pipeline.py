@@ -22,6 +22,7 @@ from flows.show.outcome import RunOutcome
 from flows.show.report_failure import tell_failure, tell_refusal
 from flows.show.report_run import PublishedReport, report_run
 from flows.show.reported import reported_phases
+from flows.show.say_left_out import say_unread
 from flows.show.show_run import show_data, show_outcome, show_phases, show_release
 from flows.show.show_trend import show_trend
 from flows.show.track_run import (
@@ -52,6 +53,7 @@ from infra.storage.open_store import open_store
 from tasks.data.seeds.seed_problems import require_sandbox
 from tasks.data.sources.list_sources import list_sources
 from tasks.prepared_data import PreparedData
+from tasks.unread_data import unread_data
 
 
 @flow(
@@ -111,6 +113,7 @@ def full_pipeline(
     prepared = prepare_data(run, sources, window.reads_documents, window.reads_pairs)
     approve_inputs(run, prepared.contracts)
     show_data(run, prepared)
+    say_unread(run, prepared)
     history = _train(run, prepared, window, start)
     released, outcome = _conclude(run, prepared, window, history, started)
     while released is not None and not released.reasons and promote_release(run, prepared, released) == "overtaken":
@@ -150,7 +153,7 @@ def _conclude(
     )
     if released is not None:
         show_release(run, released)
-    phases = reported_phases(history.models, window.phases)
+    phases = reported_phases(history.models, window.phases, unread_data(prepared, run.scale))
     report = report_run(run, prepared, phases, released) if phases.phases else None
     outcome = _outcome(run, history, released, report, time.monotonic() - started)
     if phases.phases:

@@ -14,7 +14,7 @@ from flows.check_contract import check_contract
 from flows.running.branches import Branches
 from flows.running.run import Run
 from flows.running.run_step import run_step
-from flows.show.say_left_out import say_unread
+from flows.show.say_left_out import say_unsampled
 from infra.machine.spark import stop_spark
 from infra.step import Artifact, R, Step
 from tasks.data.chats.collect_chats import CollectedChats, collect_chats
@@ -153,7 +153,7 @@ def read_sources(stages: DataStages, reads_documents: bool) -> Artifact[Ingested
     recipe = stages.recipe.ingest
     if reads_documents:
         ingested = stages.on_spark(ingest_documents, "ingested", recipe, sources=stages.sources)
-        say_unread(stages.run, ingested)
+        say_unsampled(stages.run, ingested)
         return ingested
     return run_step(stages.run, ingest_documents, recipe=recipe, resources=stages.spark, sources=stages.sources)
 

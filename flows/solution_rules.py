@@ -1,5 +1,5 @@
-"""Refuses a phase of rejection sampling or distillation that has too few right answers to train on, or nobody to give
-them."""
+"""Refuses a phase of rejection sampling or distillation that has too few right answers to train on, nobody to give
+them, or prompts without room for them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import math
 from collections.abc import Mapping
 
 from configs.schema import PhaseSection, mixture_waypoints
+from infra.step import Artifact, Record
+from model.text.tokenizer_layout import tokenizer_for_text
+from tasks.data.environments.environments import OPENERS
 from tasks.data.records.documents import CHAT
 from tasks.evaluation.sample_solutions import SampledSolutions
+from tasks.training.policy.prompts import read_prompts, refuse_lost_domains, refuse_without_room, with_room
 
 
 def refuse_too_few_solutions(phase: PhaseSection, solutions: SampledSolutions) -> None:
@@ -27,6 +31,20 @@ def refuse_too_few_solutions(phase: PhaseSection, solutions: SampledSolutions) -
         f"max_epochs, bring more prompts (synthesize.num_prompts for generated ones), lower num_tokens, or let weights "
         f"answer that do it better"
     )
+
+
+def refuse_long_prompts(phase: PhaseSection, prompts: Artifact[Record], tokenizer: Artifact[Record]) -> None:
+    """Raises ValueError, before anything is trained, where no prompt leaves room for an answer; of distillation none of
+    a domain of an expert."""
+    recipe = phase.recipe.solution_recipe
+    opened, room = tokenizer_for_text(str(tokenizer.path("tokenizer.json"))), (recipe.sequence_length, recipe.objective)
+    every = read_prompts(prompts.path("prompts.parquet"))
+    for expert in phase.recipe.experts:
+        own = [prompt for prompt in every if prompt.domain in expert.domains]
+        refuse_lost_domains(expert.phase, own, with_room(own, opened, *room), *room)
+    asked = [prompt for prompt in every if prompt.kind not in OPENERS]
+    if not phase.recipe.experts and asked and not with_room(asked, opened, *room):
+        refuse_without_room(f"phase {phase.name}", asked, *room)
 
 
 def refuse_unanswered_domains(phase: PhaseSection, prompts_by_domain: Mapping[str, int]) -> None:

@@ -21,10 +21,10 @@ from flows.check_contract import check_contract
 from flows.running.branches import Branches
 from flows.running.run import AssessedModel, AssessedRewardModel, Run
 from flows.running.run_step import run_step
-from flows.show.say_left_out import say_left_out
+from flows.show.say_left_out import say_left_out, say_unasked
 from flows.show.show_run import show_phase
 from flows.show.track_run import log_solutions, track_phase
-from flows.solution_rules import refuse_too_few_solutions, refuse_unanswered_domains
+from flows.solution_rules import refuse_long_prompts, refuse_too_few_solutions, refuse_unanswered_domains
 from flows.start_weights import import_own_model
 from infra.machine.spark import stop_spark
 from infra.registry.experiment_tracking import connect, log_metrics
@@ -74,8 +74,8 @@ class PhaseHistory:
 
 def pack_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ...]) -> dict[str, Artifact[PackedPhase]]:
     """The rows of these phases by name, packed before anything is trained: so a lack of text for the last one is known
-    at the start, as is a lack of prompts. Only the rows of rejection sampling and distillation wait for the weights
-    that answer.
+    at the start, as is a lack of prompts, or of room for their answers. Only the rows of rejection sampling and
+    distillation wait for the weights that answer.
 
     A phase continues where the course's earlier phases stopped, so those are packed too where the run begins after
     them.
@@ -85,10 +85,12 @@ def pack_phases(run: Run, prepared: PreparedData, phases: tuple[PhaseSection, ..
         if phase.recipe.reads_rows and not phase.recipe.samples_solutions:
             _pack(run, prepared, phase, rows)
         elif phase.recipe.samples_answers and prepared.documents is not None:
-            found = prepared.documents.decontaminated.record.prompts_by_domain
-            refuse_missing_prompts(run.scale.training_recipe(phase), found)
-        elif phase.recipe.experts and prepared.documents is not None:
-            refuse_unanswered_domains(phase, prepared.documents.decontaminated.record.prompts_by_domain)
+            recipe, prompts = run.scale.training_recipe(phase), prepared.documents.decontaminated
+            say_unasked(run, phase, refuse_missing_prompts(recipe, prompts, prepared.tokenizer))
+        elif phase.recipe.samples_solutions and prepared.documents is not None:
+            if phase.recipe.experts:
+                refuse_unanswered_domains(phase, prepared.documents.decontaminated.record.prompts_by_domain)
+            refuse_long_prompts(phase, prepared.documents.decontaminated, prepared.tokenizer)
     return rows
 
 

@@ -10,9 +10,9 @@ from tasks.report.report_inputs import ReportedPhase, ReportedPhases, ReportedRe
 
 
 def reported_phases(
-    models: Sequence[AssessedModel | AssessedRewardModel], planned: Sequence[PhaseSection]
+    models: Sequence[AssessedModel | AssessedRewardModel], planned: Sequence[PhaseSection], unread: tuple[str, ...] = ()
 ) -> ReportedPhases:
-    """The phases of this run, in order, and those of `planned` that it did not reach."""
+    """The phases of this run, in order, and those of `planned` that it did not reach. `unread` is what none reads."""
     reached = {model.phase.name for model in models}
     return ReportedPhases(
         tuple(
@@ -37,4 +37,5 @@ def reported_phases(
             for model in models
             if isinstance(model, AssessedRewardModel)
         ),
+        unread,
     )

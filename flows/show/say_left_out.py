@@ -1,9 +1,11 @@
-"""Says in the log what is left out: records of the sources above the bound on their bytes, domains of a phase without
-text, and conversations that no row holds."""
+"""Says in the log what of the data is left out: records of the sources above the bound on their bytes, what no phase
+reads, domains that a phase asks for and the data lack, and conversations and prompts that are too long for a phase."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from tasks.unread_data import unread_data
 
 if TYPE_CHECKING:
     from configs.schema import PhaseSection
@@ -11,9 +13,11 @@ if TYPE_CHECKING:
     from infra.step import Artifact
     from tasks.data.packing.pack_phase import PackedPhase
     from tasks.data.sources.ingest_documents import IngestedDocuments
+    from tasks.prepared_data import PreparedData
+    from tasks.training.policy.prompt_order import LeftOutPrompts
 
 
-def say_unread(run: Run, ingested: Artifact[IngestedDocuments]) -> None:
+def say_unsampled(run: Run, ingested: Artifact[IngestedDocuments]) -> None:
     """Says nothing where every record of the sources was read."""
     if num_unread := ingested.record.num_unsampled_documents:
         run.log.say(
@@ -21,6 +25,12 @@ def say_unread(run: Run, ingested: Artifact[IngestedDocuments]) -> None:
             f"{run.scale.data.recipe.ingest.max_source_bytes:,} bytes of data.recipe.ingest.max_source_bytes; raise it "
             f"to read them"
         )
+
+
+def say_unread(run: Run, prepared: PreparedData) -> None:
+    """Before anything is trained. The report repeats it."""
+    for line in unread_data(prepared, run.scale):
+        run.log.say(line)
 
 
 def say_left_out(run: Run, phase: PhaseSection, packed: Artifact[PackedPhase]) -> None:
@@ -33,4 +43,18 @@ def say_left_out(run: Run, phase: PhaseSection, packed: Artifact[PackedPhase]) -
         run.log.say(
             f"{phase.name}: {record.num_too_long:,} conversations are longer than a row of {record.sequence_length:,} "
             f"tokens and are left out: raise the phase's sequence_length to read them"
+        )
+
+
+def say_unasked(run: Run, phase: PhaseSection, left_out: LeftOutPrompts) -> None:
+    """Says nothing where the phase may ask all prompts of its mixture's domains, and all of these have some."""
+    if left_out.absent_domains:
+        absent = ", ".join(left_out.absent_domains)
+        run.log.say(f"{phase.name}: no prompts of {absent} to ask: their share goes to the other domains")
+    if left_out.too_long:
+        counts = ", ".join(f"{domain} {count:,}" for domain, count in left_out.too_long.items())
+        run.log.say(
+            f"{phase.name}: {sum(left_out.too_long.values()):,} prompts ({counts}) leave no room for an answer of "
+            f"objective.max_new_tokens in a row of {phase.recipe.sequence_length:,} tokens and are left out: raise the "
+            f"phase's sequence_length to ask them"
         )

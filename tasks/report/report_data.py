@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -28,8 +28,8 @@ from tasks.report.report_quality import quality_section
 NUM_REJECTED_EXAMPLES = 5
 
 
-def data_section(data: PreparedData, blocked: BlockedDocuments | None) -> str:
-    """From the sources to the training text; no text that `blocked` names."""
+def data_section(data: PreparedData, blocked: BlockedDocuments | None, unread: Sequence[str]) -> str:
+    """From the sources to the training text; no text that `blocked` names. `unread` says what of it no phase reads."""
     documents = data.documents
     return "".join(
         (
@@ -45,6 +45,7 @@ def data_section(data: PreparedData, blocked: BlockedDocuments | None) -> str:
             + _domains(data, documents),
             heading("Conversations and problems"),
             _chats(data),
+            heading("What nothing trains on") + "".join(map(paragraph, unread)) if unread else "",
             heading("Sources"),
             table(SOURCE_COLUMNS, source_rows(data)),
         )

@@ -111,6 +111,8 @@ class ReportedPhases:
     not_reached: tuple[str, ...] = ()
     """Names of the phases after a refusal."""
     reward_models: tuple[ReportedRewardModel, ...] = ()
+    unread: tuple[str, ...] = ()
+    """What of the data no phase of the scale reads, in sentences."""
 
     def __iter__(self) -> Iterator[ReportedPhase]:
         return iter(self.phases)
@@ -142,4 +144,4 @@ class ReportedPhases:
             [phase.name, phase.quoted_loss, *(artifact.digest for artifact in phase.stages)] for phase in self.phases
         ]
         branches = [[model.name, *(artifact.digest for artifact in model.stages)] for model in self.reward_models]
-        return digest_of([members, list(self.not_reached), branches])
+        return digest_of([members, list(self.not_reached), branches, list(self.unread)])

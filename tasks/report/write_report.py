@@ -87,7 +87,7 @@ def write_report(
         Section("Evaluation", evaluation_section(phases) + suite_table(suite_evaluation)),
         Section("Preference pairs", pairs_section(phases)),
         Section("Training", training_section(phases)),
-        Section("Data", data_section(data, blocked)),
+        Section("Data", data_section(data, blocked, phases.unread)),
         Section("Contracts", contract_section(data)),
         Section("Lineage", lineage_section(data, phases)),
         Section("Formats", formats_section(gguf_evaluation, quantized)),

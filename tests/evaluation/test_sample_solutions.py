@@ -3,11 +3,13 @@ training on it is learning, and which prompts a policy phase asks by it."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections import Counter
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -22,7 +24,7 @@ from configs.schema import (
     Scale,
     SolutionRecipe,
 )
-from flows.solution_rules import refuse_too_few_solutions
+from flows.solution_rules import refuse_long_prompts, refuse_too_few_solutions
 from infra.step import Output, step
 from infra.storage.manifest_graph import read_manifest_graph
 from model.text.chat_template import encode, problem_prompt, render_to_train
@@ -38,7 +40,7 @@ from tasks.training.policy.episode_messages import conversation
 from tasks.training.policy.episodes import Turn
 from tasks.training.policy.prompts import Prompt
 from tasks.training.state.trained_checkpoint import TrainedCheckpoint
-from tests.configs.test_phase_graph import add_phase
+from tests.configs.test_phase_graph import add_phase, with_experts
 from tests.conftest import ROOT
 from tests.support.data_inputs import RECIPE as DATA_RECIPE
 from tests.support.data_inputs import RESOURCES as SPARK
@@ -393,7 +395,7 @@ def test_distillation_joins_the_domains_of_experts_in_weights_that_know_neither(
 
     with pytest.raises(InterruptedError):
         sample(inputs, None, DISTILLING, **asked, report=interrupted, **experts)
-    lost = r"domain math of expert rl_rejection_sampling: all 4 prompts have more than 1 tokens"
+    lost = r"domain math of expert rl_rejection_sampling: all 4 prompts \(of toys.jsonl\) have more than 1 tokens"
     with pytest.raises(ValueError, match=lost):
         sample(inputs, None, DISTILLING.model_copy(update={"sequence_length": 5}), **asked, **experts)
     solutions = sample(inputs, None, DISTILLING, **asked, **experts)
@@ -430,6 +432,36 @@ def test_reasoning_and_calls_are_read_into_their_fields():
     call = "\n<tool_call>find\n<arg_key>what</arg_key>\n<arg_value>it</arg_value>\n</tool_call><|observation|>"
     _, said = conversation(prompt, [Turn("assistant", call)], enable_thinking=False)
     assert said["tool_calls"] == [{"name": "find", "arguments": {"what": "it"}}] and said["content"] == ""
+
+
+def test_prompts_without_room_are_refused_before_the_models_that_answer_are_trained(inputs, tmp_path):
+    tree = yaml.safe_load((ROOT / "configs" / "micro.yaml").read_text())
+    joined = Scale(**with_experts(copy.deepcopy(tree))).phases[-1]
+    add_phase(
+        tree, "rl_rejection_sampling", like="sft", before="rl_reasoning", start="sft", objective=OBJECTIVE.model_dump()
+    )
+    alone = next(phase for phase in Scale(**tree).phases if phase.recipe.samples_solutions)
+    prompts = SimpleNamespace(path=lambda name: tmp_path / name)
+
+    def write(**questions: str) -> None:
+        empty = {"kind": "exact", "tools": "[]", "answer": "0"}
+        rows = [
+            {**empty, "id": domain, "domain": domain, "prompt": question, "source": f"{domain}.jsonl"}
+            for domain, question in questions.items()
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "prompts.parquet")
+
+    long = "a question " * alone.recipe.sequence_length
+    write(synthetic="a?", agentic="a?", math=long)
+    for phase in (joined, alone):
+        refuse_long_prompts(phase, prompts, inputs.tokenizer)
+    write(synthetic="a?", agentic=long)
+    refuse_long_prompts(alone, prompts, inputs.tokenizer)
+    with pytest.raises(ValueError, match=r"domain agentic of expert rl_agentic: all 1 prompts \(of agentic\.jsonl\)"):
+        refuse_long_prompts(joined, prompts, inputs.tokenizer)
+    write(synthetic=long, math=long)
+    with pytest.raises(ValueError, match=r"phase rl_rejection_sampling: all 2 prompts \(of math\.jsonl, synthetic\.js"):
+        refuse_long_prompts(alone, prompts, inputs.tokenizer)
 
 
 def test_too_few_right_answers_are_named_with_figures_and_the_fix(inputs, tuned, solutions):

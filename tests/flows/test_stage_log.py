@@ -14,7 +14,7 @@ from configs.load import load_scale
 from flows.cli.stage_output import StageOutcome
 from flows.running.sparkline import BARS, MAX_BARS, Sparkline
 from flows.running.stage_log import StageLog, key_figures
-from flows.show.say_left_out import say_unread
+from flows.show.say_left_out import say_unsampled
 from infra.step import Progress
 from tests.support.report_fakes import toy_checkpoint
 
@@ -101,7 +101,7 @@ def test_records_above_the_bound_on_bytes_are_said_by_a_run_and_by_a_stage(tmp_p
     said = []
     run = SimpleNamespace(log=SimpleNamespace(say=said.append), scale=load_scale("tiny"))
     for number in (0, 1044):
-        say_unread(run, SimpleNamespace(record=SimpleNamespace(num_unsampled_documents=number)))
+        say_unsampled(run, SimpleNamespace(record=SimpleNamespace(num_unsampled_documents=number)))
     (line,) = said
     assert line.startswith("1,044 records of the sources are left out") and "the 8,000,000 bytes of data.recipe" in line
     record = {"num_documents": 7, "num_unsampled_documents": 1044, "rejected": {"empty": 1}}

@@ -157,7 +157,7 @@ def test_every_domain_with_prompts_has_an_expert_and_every_expert_has_prompts(sc
 
 def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(monkeypatch, scale):
     """The stages of a phase with rejection sampling, each with what it reads; the log says what the rows leave out."""
-    seen, said = [], list[str]()
+    seen, said, checked = [], list[str](), list[str]()
     packed_record = SimpleNamespace(absent_domains=("code", "commit"), num_too_long=1200, sequence_length=128)
 
     def run_step(run, step, *, stage, **inputs):
@@ -172,6 +172,7 @@ def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(mo
     monkeypatch.setattr(flow, "check_contract", lambda run, subject, name, stage: seen.append((stage, subject.digest)))
     monkeypatch.setattr(flow, "refuse_too_few_solutions", lambda phase, record: seen.append(("count", phase.name)))
     monkeypatch.setattr(flow, "stop_spark", lambda: None)
+    monkeypatch.setattr(flow, "refuse_long_prompts", lambda phase, *given: checked.append(phase.name))
     prepared = SimpleNamespace(
         documents=SimpleNamespace(decontaminated=artifact("prompts")),
         tokenizer=artifact("tokens"),
@@ -179,6 +180,7 @@ def test_right_answers_are_sampled_from_the_start_and_packed_before_the_phase(mo
     )
     run = SimpleNamespace(scale=branched, log=SimpleNamespace(say=said.append))
     assert flow.pack_phases(run, prepared, (phase,)) == {} and not seen, "its rows wait for the weights"
+    assert checked == [phase.name], "room for answers is looked for before anything is trained"
     solutions = flow._sample(run, prepared, phase, {"checkpoint": artifact("sft's weights")})
     packed, chats = flow._pack_solutions(run, prepared, phase, solutions)
     name = phase.name

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from configs.load import load_scale
 from flows.show import ui_artifacts
+from flows.show.say_left_out import say_unread
 from flows.show.show_run import show_data, show_phases
 from infra.home import Home
 from infra.storage.open_store import open_store
@@ -52,6 +54,26 @@ def test_the_funnel_is_a_table_and_a_picture(shown, store):
     assert set(shown) == {"toy-data", "toy-funnel"}
     texts = drawn(shown["toy-funnel"])
     assert "deduplicate" in texts and f"{data.ingested.record.num_documents:,}" in texts
+
+
+def test_a_run_says_which_data_nothing_trains_on(store, monkeypatch):
+    scale, data, said = load_scale("micro").model_copy(update={"scale": "toy"}), reported_data(store), list[str]()
+    amounts = data.documents.shards.record.tokens_by_domain
+    monkeypatch.setitem(amounts, "medical", 700)
+    monkeypatch.setitem(amounts, "issue", 0)
+    run: Any = SimpleNamespace(scale=scale, log=SimpleNamespace(say=said.append))
+    say_unread(run, data)
+    left_out, unread, unasked = said
+    assert left_out.startswith("5 of ") and "ingest.max_source_bytes (1,200,000)" in left_out
+    assert "no phase of scale toy reads the 700 tokens of documents of domain medical" in unread
+    assert "the 20 prompts of domain math" in unasked, "micro's policy asks only synthetic ones"
+
+    said.clear()
+    run.scale = scale.model_copy(update={"phases": scale.phases[:1]})
+    monkeypatch.setattr("tasks.unread_data._num_preference_files", lambda prepared: 2)
+    say_unread(run, data)
+    assert "reads the 285 conversations: give chat a share" in said[-2]
+    assert "reads the 2 files of role preference: add a phase with objective dpo or reward" in said[-1]
 
 
 def test_expert_load_and_answers_of_all_phases_are_shown(shown, store):

@@ -326,11 +326,13 @@ def test_parts_that_a_run_does_not_have_leave_no_trace(store, data):
     short = reported_phases(store, ("pretrain_general",))
     text = write_toy_report(store, replace(data, contracts={}), short).path("report.html").read_text()
     assert "Reward of" not in text and 'id="contracts"' not in text and "Sampled answers of step" not in text
+    assert "What nothing trains on" not in text
     assert "nan" not in text.lower().split() and 'points=""' not in text
 
 
 def test_a_refused_run_says_first_why_and_what_it_did_not_come_to(store, data):
     phases = reported_phases(store, ("pretrain_general", "mid_reasoning"), not_reached=("sft", "rl_reasoning"))
+    phases = replace(phases, unread=("no phase of scale toy reads <b>domain medical</b>",))
     report = write_unreleased_report(store, data, phases)
     text = report.path("report.html").read_text()
     opening, rest = text.split('<div class="facts">')
@@ -341,6 +343,7 @@ def test_a_refused_run_says_first_why_and_what_it_did_not_come_to(store, data):
     assert all(
         [title, "not reached", ""] in rows for title in ("Gate of sft", "Gate of rl_reasoning", "Quantized files")
     )
+    assert "no phase of scale toy reads &lt;b&gt;domain medical" in rest
     assert ["deduplicate", "dropped: exact", "60"] in rows and len(re.findall(r"<title>next token</title>", rest)) == 2
     assert 'id="files-for-llama.cpp"' not in rest and not report.record.accepted
     assert "**Gate of mid_reasoning: refused.**" in report.path("model_card.md").read_text()

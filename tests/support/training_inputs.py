@@ -162,6 +162,7 @@ def write_toy_prompts(*, recipe: PromptAnswers, output: Output) -> ToyPrompts:
             "prompt": f"{chr(97 + number)}?",
             "tools": "[]",
             "answer": answer,
+            "source": "toys.jsonl",
         }
         for number, answer in enumerate(recipe.answers)
     ]

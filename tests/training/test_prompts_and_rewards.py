@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +17,7 @@ from configs.schema import MixtureWaypoint, PolicyObjective, RewardRecipe
 from infra.step import Output, step
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.prompts.verifiers import WrittenAnswer
-from tasks.training.policy.prompt_order import PromptOrder, domains_of_groups, refuse_missing_prompts
+from tasks.training.policy.prompt_order import LeftOutPrompts, PromptOrder, domains_of_groups, refuse_missing_prompts
 from tasks.training.policy.prompts import Prompt
 from tasks.training.policy.rewards import is_in_form, overlong_punishment, reward_answers, reward_metrics
 from tests.support.training_inputs import SEQUENCE_LENGTH, ToyPrompts, TrainingInputs, compute, metrics_of
@@ -27,7 +29,7 @@ KINDS = (("synthetic", "exact", "{}"), ("math", "math", "{}"), ("code", "code_wi
 
 
 def rows_of(domain: str, count: int, prompt: str = "a?") -> list[dict]:
-    empty = {"domain": domain, "kind": "exact", "prompt": prompt, "tools": "[]"}
+    empty = {"domain": domain, "kind": "exact", "prompt": prompt, "tools": "[]", "source": f"{domain}.jsonl"}
     return [{**empty, "id": f"{domain}-{number:02}", "answer": str(number)} for number in range(count)]
 
 
@@ -81,7 +83,7 @@ def test_a_mixture_with_waypoints_moves_along_its_line():
     assert shares == pytest.approx([0.875, 0.625, 0.375, 0.125], abs=0.05) and chosen.sum() == 50
 
 
-def test_a_mixture_without_prompts_and_too_many_passes_over_a_domain_are_refused(tmp_path, tokenizer):
+def test_a_mixture_without_prompts_and_too_many_passes_over_a_domain_are_refused(tmp_path, inputs, tokenizer):
     with pytest.raises(ValueError, match="none of the mixture's domains math has prompts: name domains that have some"):
         order_of(tmp_path, tokenizer, rows_of("synthetic", 3), {"math": 1.0})
     rows = [*rows_of("synthetic", 30), *rows_of("math", 2)]
@@ -92,11 +94,23 @@ def test_a_mixture_without_prompts_and_too_many_passes_over_a_domain_are_refused
         order_of(tmp_path, tokenizer, rows, even, max_epochs=2.0)
     order_of(tmp_path, tokenizer, rows, even, max_epochs=3.0)
     recipe = rl_recipe(prompt_mixture=MIXED, max_epochs=1.0)
-    refuse_missing_prompts(recipe, {"math": 16, "web": 1})
+
+    def check(*rows: list[dict]) -> LeftOutPrompts:
+        pq.write_table(pa.Table.from_pylist([row for own in rows for row in own]), tmp_path / "prompts.parquet")
+        given: Any = SimpleNamespace(path=lambda name: tmp_path / name)
+        return refuse_missing_prompts(recipe, given, inputs.tokenizer)
+
+    long = rows_of("code", 3, prompt="a question that is too long")
+    assert check(rows_of("math", 16), rows_of("web", 1), long) == ({"code": 3}, ("code", "synthetic"))
     with pytest.raises(ValueError, match=r"16 groups of answers need 1\.1 passes over 15 prompts of domain math"):
-        refuse_missing_prompts(recipe, {"math": 15, "web": 100})
+        check(rows_of("math", 15), rows_of("web", 100))
     with pytest.raises(ValueError, match="none of the mixture's domains synthetic, math, code has prompts"):
-        refuse_missing_prompts(recipe, {"web": 100})
+        check(rows_of("web", 100))
+    with pytest.raises(
+        ValueError,
+        match=r"phase \w+: all 3 prompts \(of code\.jsonl\) have more than 12 tokens, .* raise the phase's seq",
+    ):
+        check(long, rows_of("web", 100))
 
 
 def test_prompts_longer_than_the_window_are_counted_and_never_asked(tmp_path, tokenizer):
@@ -183,7 +197,7 @@ def write_mixed_prompts(*, output: Output) -> ToyPrompts:
             wanted = answer.format(number % 2)
             expected = json.dumps({"tests": wanted, "module": ""}) if domain == "code" else wanted
             place = {"id": f"{domain}-{number}", "domain": domain, "kind": kind, "tools": "[]"}
-            rows.append({**place, "prompt": f"{chr(97 + number)}?", "answer": expected})
+            rows.append({**place, "prompt": f"{chr(97 + number)}?", "answer": expected, "source": "toys.jsonl"})
     rows.append({**rows[0], "id": "long", "prompt": "a?" * SEQUENCE_LENGTH})
     pq.write_table(pa.Table.from_pylist(rows), output.path("prompts.parquet"))
     return ToyPrompts(num_prompts=len(rows))

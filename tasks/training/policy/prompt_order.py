@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from configs.schema import MixtureWaypoint, PolicyObjective, TrainingRecipe
+from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.packing.mixture_shares import MixtureSchedule
 from tasks.data.packing.row_order import shuffled_rows
 from tasks.training.policy.prompt_difficulty import MeasuredPrompts, read_pass_rates
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
+
+    from infra.step import Artifact, Record
 
     I64 = NDArray[np.int64]
 
@@ -40,15 +43,8 @@ class PromptOrder:
         is wanted."""
         objective = recipe.objective
         assert isinstance(objective, PolicyObjective), objective
-        wanted = wanted_domains(recipe)
-        asked = [prompt for prompt in read_prompts(prompts_path) if prompt.domain in wanted]
-        kept = with_room(asked, tokenizer, recipe.sequence_length, objective)
-        self.num_too_long = len(asked) - len(kept)
-        if asked and not kept:
-            refuse_without_room(f"phase {recipe.phase}", len(asked), recipe.sequence_length, objective)
-        by_domain: dict[str, list[Prompt]] = {}
-        for prompt in kept:
-            by_domain.setdefault(prompt.domain, []).append(prompt)
+        by_domain, too_long = askable_prompts(recipe, prompts_path, tokenizer)
+        self.num_too_long = too_long.total()
         self.num_too_easy = self.num_too_hard = 0
         self._levels = {domain: [prompts] for domain, prompts in by_domain.items()}
         """Of each domain its prompts in the order in which they are asked; those of a level are shuffled."""
@@ -111,11 +107,40 @@ def wanted_domains(recipe: TrainingRecipe) -> set[str]:
     return {domain for point in recipe.prompt_mixture for domain, weight in point.mixture.items() if weight}
 
 
-def refuse_missing_prompts(recipe: TrainingRecipe, prompts_by_domain: Mapping[str, int]) -> None:
-    """Raises ValueError as PromptOrder would, before anything is trained and before prompts that are too long are
-    left out."""
+def askable_prompts(
+    recipe: TrainingRecipe, prompts_path: Path, tokenizer: Tokenizer
+) -> tuple[dict[str, list[Prompt]], Counter[str]]:
+    """Prompts of the mixture's domains, by domain: those that leave room for an answer, and the number of others.
+    Raises ValueError where all are too long."""
+    assert isinstance(recipe.objective, PolicyObjective), recipe.objective
     wanted = wanted_domains(recipe)
-    assign_domains(recipe, {domain: count for domain, count in prompts_by_domain.items() if domain in wanted})
+    asked = [prompt for prompt in read_prompts(prompts_path) if prompt.domain in wanted]
+    kept = with_room(asked, tokenizer, recipe.sequence_length, recipe.objective)
+    if asked and not kept:
+        refuse_without_room(f"phase {recipe.phase}", asked, recipe.sequence_length, recipe.objective)
+    by_domain: dict[str, list[Prompt]] = {}
+    for prompt in kept:
+        by_domain.setdefault(prompt.domain, []).append(prompt)
+    return by_domain, Counter(prompt.domain for prompt in asked) - Counter(prompt.domain for prompt in kept)
+
+
+class LeftOutPrompts(NamedTuple):
+    """What a phase's mixture asks for and is not asked."""
+
+    too_long: dict[str, int]
+    """Prompts that leave no room for an answer, by domain."""
+    absent_domains: tuple[str, ...]
+    """Domains that have no other prompts."""
+
+
+def refuse_missing_prompts(
+    recipe: TrainingRecipe, prompts: Artifact[Record], tokenizer: Artifact[Record]
+) -> LeftOutPrompts:
+    """Raises ValueError as PromptOrder would, before anything is trained."""
+    opened = tokenizer_for_text(str(tokenizer.path("tokenizer.json")))
+    by_domain, too_long = askable_prompts(recipe, prompts.path("prompts.parquet"), opened)
+    assign_domains(recipe, {domain: len(own) for domain, own in sorted(by_domain.items())})
+    return LeftOutPrompts(dict(sorted(too_long.items())), tuple(sorted(wanted_domains(recipe) - {*by_domain})))
 
 
 def assign_domains(recipe: TrainingRecipe, available: Mapping[str, int]) -> I64:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from configs.schema.objectives import SolutionObjective
     from tasks.data.environments.environment import Environment
 
-COLUMNS = ("id", "domain", "kind", "prompt", "tools", "answer")
+COLUMNS = ("id", "domain", "kind", "prompt", "tools", "answer", "source")
+NUM_NAMED_SOURCES = 5
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Prompt:
     """Function descriptions as a JSON list."""
     answer: str
     """What the verifier of the kind expects, or from which its environment is made."""
+    source: str = ""
+    """File, or name of what generated it."""
 
     @property
     def asked(self) -> AskedPrompt:
@@ -67,13 +70,16 @@ def with_room(
 
 
 def refuse_without_room(
-    who: str, num_prompts: int, sequence_length: int, objective: PolicyObjective | SolutionObjective
+    who: str, prompts: Sequence[Prompt], sequence_length: int, objective: PolicyObjective | SolutionObjective
 ) -> None:
     """Raises the ValueError of prompts of which `with_room` leaves none."""
     room, max_new_tokens = sequence_length - objective.max_new_tokens, objective.max_new_tokens
+    sources = sorted({prompt.source for prompt in prompts})
+    more = "" if len(sources) <= NUM_NAMED_SOURCES else " and others"
     raise ValueError(
-        f"{who}: all {num_prompts} prompts have more than {room} tokens, which is sequence_length ({sequence_length}) "
-        f"less max_new_tokens ({max_new_tokens}): raise the phase's sequence_length or lower objective.max_new_tokens"
+        f"{who}: all {len(prompts)} prompts (of {', '.join(sources[:NUM_NAMED_SOURCES])}{more}) have more than {room} "
+        f"tokens, which is sequence_length ({sequence_length}) less max_new_tokens ({max_new_tokens}): raise the "
+        f"phase's sequence_length or lower objective.max_new_tokens"
     )
 
 
@@ -82,5 +88,5 @@ def refuse_lost_domains(
 ) -> None:
     """Raises ValueError where an expert is to answer a domain of which `with_room` leaves no prompt."""
     for domain in sorted({prompt.domain for prompt in every} - {prompt.domain for prompt in kept}):
-        num_prompts = sum(prompt.domain == domain for prompt in every)
-        refuse_without_room(f"domain {domain} of expert {expert}", num_prompts, sequence_length, objective)
+        own = [prompt for prompt in every if prompt.domain == domain]
+        refuse_without_room(f"domain {domain} of expert {expert}", own, sequence_length, objective)
