@@ -424,6 +424,18 @@ def test_an_expert_with_other_tokens_or_another_architecture_is_refused(inputs, 
         refuse_foreign_expert(recipe.model_copy(update={"model": changed}), inputs.tokenizer, trained)
 
 
+def test_of_a_prompt_of_several_turns_only_the_sampled_answer_is_trained(inputs):
+    said = [("system", "Be brief."), ("user", "x = 3"), ("assistant", "Good."), ("user", "2x?")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    prompt = Prompt("p", "math", "math", "Be brief.\n\nx = 3\n\nGood.\n\n2x?", "[]", "6", "", json.dumps(messages))
+    tokenizer = tokenizer_for_text(str(inputs.tokenizer.path("tokenizer.json")))
+    whole = conversation(prompt, [Turn("assistant", "\n<think>so</think>\n6<|user|>")], enable_thinking=True)
+    segments = render_to_train(whole, [])
+    assert "".join(each.text for each in segments if each.is_trained) == "\n<think>so</think>\n6<|user|>"
+    token_ids, trained = encode(tokenizer, segments)
+    assert prompt.token_ids(tokenizer, enable_thinking=True) == token_ids[: trained.index(True)]
+
+
 def test_reasoning_and_calls_are_read_into_their_fields():
     prompt = Prompt("p", "tools", "tools", "What is it?", "[]", "")
     turn = Turn("assistant", "\n<think>so and\nso</think>\n12<|user|>")
@@ -444,7 +456,7 @@ def test_prompts_without_room_are_refused_before_the_models_that_answer_are_trai
     prompts = SimpleNamespace(path=lambda name: tmp_path / name)
 
     def write(**questions: str) -> None:
-        empty = {"kind": "exact", "tools": "[]", "answer": "0"}
+        empty = {"kind": "exact", "tools": "[]", "answer": "0", "messages": "[]"}
         rows = [
             {**empty, "id": domain, "domain": domain, "prompt": question, "source": f"{domain}.jsonl"}
             for domain, question in questions.items()

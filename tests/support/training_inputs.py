@@ -163,6 +163,7 @@ def write_toy_prompts(*, recipe: PromptAnswers, output: Output) -> ToyPrompts:
             "tools": "[]",
             "answer": answer,
             "source": "toys.jsonl",
+            "messages": "[]",
         }
         for number, answer in enumerate(recipe.answers)
     ]

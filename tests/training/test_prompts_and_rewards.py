@@ -29,7 +29,9 @@ KINDS = (("synthetic", "exact", "{}"), ("math", "math", "{}"), ("code", "code_wi
 
 
 def rows_of(domain: str, count: int, prompt: str = "a?") -> list[dict]:
-    empty = {"domain": domain, "kind": "exact", "prompt": prompt, "tools": "[]", "source": f"{domain}.jsonl"}
+    empty = {"domain": domain, "kind": "exact", "prompt": prompt, "tools": "[]", "messages": "[]"} | {
+        "source": f"{domain}.jsonl"
+    }
     return [{**empty, "id": f"{domain}-{number:02}", "answer": str(number)} for number in range(count)]
 
 
@@ -197,7 +199,15 @@ def write_mixed_prompts(*, output: Output) -> ToyPrompts:
             wanted = answer.format(number % 2)
             expected = json.dumps({"tests": wanted, "module": ""}) if domain == "code" else wanted
             place = {"id": f"{domain}-{number}", "domain": domain, "kind": kind, "tools": "[]"}
-            rows.append({**place, "prompt": f"{chr(97 + number)}?", "answer": expected, "source": "toys.jsonl"})
+            rows.append(
+                {
+                    **place,
+                    "prompt": f"{chr(97 + number)}?",
+                    "answer": expected,
+                    "source": "toys.jsonl",
+                    "messages": "[]",
+                }
+            )
     rows.append({**rows[0], "id": "long", "prompt": "a?" * SEQUENCE_LENGTH})
     pq.write_table(pa.Table.from_pylist(rows), output.path("prompts.parquet"))
     return ToyPrompts(num_prompts=len(rows))

@@ -34,8 +34,6 @@ SWITCHES = ("on", "off")
 UNTRAINED = ("weight", "loss", "train", "training")
 """Fields of an assistant's turn that say by 0 or false that it is only read: OpenAI's, AgentInstruct's and ms-swift's,
 axolotl's two."""
-THINKING_CHANNEL = "analysis"
-"""The `channel` of gpt-oss's turns that are reasoning, apart from the turn that answers."""
 CONTEXTS = ("input", "context")
 """Fields of an instruction's input."""
 SYSTEMS = ("system", "system_prompt")
@@ -249,7 +247,7 @@ def _message(number: int, given: object) -> Message:
     if role == "assistant":
         reasoning = _reasoning_of(turn) or texts["reasoning"]
         message["reasoning"], message["content"] = _thought_and_said(number, texts["text"], reasoning)
-        if turn.get("channel") == THINKING_CHANNEL:
+        if turn.get("channel") == "analysis":  # gpt-oss: a turn of reasoning, apart from the one that answers
             message["reasoning"], message["content"] = message["content"] or message["reasoning"], ""
         called = [_value(part) for part, kind in zip(parts, kinds, strict=True) if kind == "tool_call"]
         called += [turn[key] for key in ("tool_calls", "function_call") if turn.get(key)]

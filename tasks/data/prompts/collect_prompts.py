@@ -7,6 +7,7 @@ the record's own solution, if it has one, passed them (verify_solutions).
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from infra.step import Artifact, Output, Progress, Record, step
 from tasks.data.environments.environments import OPENERS
 from tasks.data.problems.environment_tasks import TASK_SOURCE
 from tasks.data.problems.synthesize_problems import PROMPT_SOURCE
+from tasks.data.prompts.asked_turns import turns_before
 from tasks.data.prompts.document_searches import document_search_rows
 from tasks.data.prompts.prompt_records import READERS, UnusablePromptError, prompt_of
 from tasks.data.readers.json_lines import JsonLine
@@ -33,8 +35,9 @@ if TYPE_CHECKING:
 
 PROMPTS = (
     "id string, source string, offset long, collection string, licence string, domain string, kind string, "
-    "prompt string, tools string, answer string"
+    "prompt string, messages string, tools string, answer string"
 )
+"""`prompt` is the whole text that is asked; `messages` its turns, where these are more than a question, else []."""
 Row = dict[str, Any]
 
 
@@ -67,6 +70,7 @@ def collect_prompts(
         )
     rows = _generated(synthetic)
     rows += [] if passages is None else _searches(passages)
+    rows = [{"messages": "[]", **row} for row in rows]
     rejected: list[Row] = []
     refuted = _refuted(solutions)
     asked = {row["prompt"] for row in rows}
@@ -150,12 +154,16 @@ def _row(file: SourceFile, line: JsonLine) -> Row:
     if line.record is None:
         return {**place, "reason": line.reason}
     try:
-        read = prompt_of(file.kind, line.record)
+        before, asked = turns_before(line.record)
+        read = prompt_of(file.kind, asked)
     except UnusablePromptError as error:
         return {**place, "reason": error.reason}
     domain = DOMAIN_OF_KIND.get(file.kind, AGENTIC) if file.domain == "web" or file.kind in OPENERS else file.domain
     described = {"collection": file.collection, "licence": file.licence, "domain": domain, "kind": file.kind}
-    return {**place, **described, "prompt": read.question, "tools": read.tools, "answer": read.answer}
+    messages = [*before, {"role": "user", "content": read.question}] if before else []
+    prompt = "\n\n".join(message["content"] for message in messages) or read.question
+    told = {"prompt": prompt, "messages": json.dumps(messages, ensure_ascii=False)}
+    return {**place, **described, **told, "tools": read.tools, "answer": read.answer}
 
 
 def _rejected(row: Row, reason: str) -> Row:

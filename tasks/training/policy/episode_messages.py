@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 def conversation(prompt: Prompt, turns: Sequence[Turn], enable_thinking: bool) -> list[Any]:
     """The messages (chat_template.Message) of a prompt and of what followed: the assistant's turns, each with the token
-    that ended it, and what tools answered."""
-    messages = [_message("user", prompt.question)]
+    that ended it, and what tools answered. The assistant's turns of the prompt are only read."""
+    messages = [_message(turn["role"], turn["content"]) for turn in prompt.turns]
+    messages = [turn | {"is_trained": False} if turn["role"] == "assistant" else turn for turn in messages]
     for turn in turns:
         messages.append(_message("tool", turn.text) if turn.role == "tool" else _said(turn.text, enable_thinking))
     return messages

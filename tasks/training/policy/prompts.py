@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model.text.chat_template import encode, problem_prompt
+from model.text.chat_template import encode, render
 from tasks.data.environments.environments import OPENERS
 from tasks.data.prompts.verifiers import AskedPrompt
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from configs.schema import PolicyObjective
     from configs.schema.objectives import SolutionObjective
+    from model.text.chat_template import Message
     from tasks.data.environments.environment import Environment
 
-COLUMNS = ("id", "domain", "kind", "prompt", "tools", "answer", "source")
+COLUMNS = ("id", "domain", "kind", "prompt", "tools", "answer", "source", "messages")
 NUM_NAMED_SOURCES = 5
 
 
@@ -36,6 +37,13 @@ class Prompt:
     """What the verifier of the kind expects, or from which its environment is made."""
     source: str = ""
     """File, or name of what generated it."""
+    messages: str = "[]"
+    """The turns of which `question` is the text, as a JSON list; empty where it is one turn of a user."""
+
+    @property
+    def turns(self) -> list[Message]:
+        """What is said before the assistant answers."""
+        return json.loads(self.messages) or [{"role": "user", "content": self.question}]
 
     @property
     def asked(self) -> AskedPrompt:
@@ -47,7 +55,9 @@ class Prompt:
 
     def token_ids(self, tokenizer: Tokenizer, enable_thinking: bool) -> list[int]:
         """The prompt up to where the assistant begins to write."""
-        return encode(tokenizer, problem_prompt(self.question, enable_thinking, json.loads(self.tools)))[0]
+        tools = json.loads(self.tools)
+        segments = render(self.turns, tools, enable_thinking=enable_thinking, add_generation_prompt=True)
+        return encode(tokenizer, segments)[0]
 
 
 def read_prompts(prompts_path: Path) -> list[Prompt]:

@@ -33,6 +33,12 @@ APPS = {
     "solutions": json.dumps(["print input()", "print(int(input()) + int(input()))"]),
     "input_output": json.dumps({"inputs": ["1\n2\n", "5\n6"], "outputs": ["3\n", "11"]}),
 }
+TURNS = [
+    {"role": "developer", "content": "Be exact."},
+    {"role": "user", "content": "x is 3."},
+    {"role": "assistant", "content": "<think>Three.</think>\nGood."},
+    {"role": "user", "content": "And 2x?"},
+]
 HUMANEVAL = {
     "task_id": "HumanEval/0",
     "prompt": 'def added(a, b):\n    """Return the sum."""\n',
@@ -57,6 +63,11 @@ FILES = {
             "",
         ),
         ({"prompt": [{"role": "user", "content": "Ten?"}], "label": "10"}, ""),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "Twelve?"}]}], "label": "12"}, ""),
+        ({"prompt": TURNS, "label": "6"}, ""),
+        ({"messages": [*TURNS, {"role": "assistant", "content": "6"}], "label": "6"}, "no_question"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}, *TURNS], "label": "6"}, "turn_of_tools"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "label": "6"}, "no_text_turn"),
         ({"messages": [{"role": "user", "content": "Eleven?"}], "solution": "\\boxed{11}"}, ""),
         ({"problem": "Which are even?", "reward_model": {"ground_truth": '["2", "4"]'}}, "no_answer"),
         ({"problem": "Prove it."}, "no_answer"),
@@ -129,6 +140,8 @@ RIGHT = {
     "What is eight?": "8",
     "Be brief.": "9",
     "Ten?": "10",
+    "Twelve?": "12",
+    "Be exact.": "6",
     "Eleven?": "11",
     "Which key?": "B",
     "Say it so.": "So",
@@ -224,6 +237,16 @@ def test_a_right_answer_to_every_prompt_is_verified_and_none_of_another_kind(pro
     assert verify_answers(asked, right) == [True] * len(RIGHT)
     wrong = [WrittenAnswer("I do not <tool_call>know, sorry.<|user|>", True)] * len(asked)
     assert verify_answers(asked, wrong) == [False] * len(RIGHT)
+
+
+def test_a_system_and_earlier_turns_stay_turns(prompts):
+    turns = {row["prompt"]: json.loads(row["messages"]) for row in rows(prompts, "prompts.parquet")}
+    said = ["Be exact.", "x is 3.", "Good.", "And 2x?"]
+    roles = ("system", "user", "assistant", "user")
+    expected = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    assert turns["\n\n".join(said)] == expected
+    assert [turn["role"] for turn in turns["Be brief.\n\nNine?"]] == ["system", "user"]
+    assert turns["Ten?"] == turns["Twelve?"] == []
 
 
 def test_a_collection_is_capped_by_hash_whatever_the_order_of_its_records(tmp_path):

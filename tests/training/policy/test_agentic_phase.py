@@ -61,7 +61,7 @@ PROMPTS = [
 
 @step(content=("prompts.parquet",))
 def write_tool_prompts(*, output: Output) -> ToyPrompts:
-    columns = ("id", "domain", "kind", "tools", "answer", "source")
+    columns = ("id", "domain", "kind", "tools", "answer", "source", "messages")
     rows = [{"prompt": each.question, **{name: getattr(each, name) for name in columns}} for each in PROMPTS]
     pq.write_table(pa.Table.from_pylist(rows), output.path("prompts.parquet"))
     return ToyPrompts(num_prompts=len(rows))
