@@ -47,7 +47,7 @@ def _unread(scale: Scale, phases: list[PhaseSection], amounts: Mapping[str, int]
     read = {domain for point in waypoints for domain, weight in point.mixture.items() if weight}
     return [
         f"no phase of scale {scale.scale} reads the {amount:,} {what} of domain {domain}: give {domain} a share in a "
-        f"phase's mixture, or its files another domain in glm46-data.yaml"
+        f"phase's mixture, or files of it another domain in glm46-data.yaml"
         for domain, amount in sorted(amounts.items())
         if amount and phases and domain not in read
     ]
