@@ -14,7 +14,6 @@ from flows.check_contract import check_contract
 from flows.running.branches import Branches
 from flows.running.run import Run
 from flows.running.run_step import run_step
-from flows.show.say_left_out import say_unsampled
 from infra.machine.spark import stop_spark
 from infra.step import Artifact, R, Step
 from tasks.data.chats.collect_chats import CollectedChats, collect_chats
@@ -152,9 +151,7 @@ def read_sources(stages: DataStages, reads_documents: bool) -> Artifact[Ingested
     documents here, and no contract on them."""
     recipe = stages.recipe.ingest
     if reads_documents:
-        ingested = stages.on_spark(ingest_documents, "ingested", recipe, sources=stages.sources)
-        say_unsampled(stages.run, ingested)
-        return ingested
+        return stages.on_spark(ingest_documents, "ingested", recipe, sources=stages.sources)
     return run_step(stages.run, ingest_documents, recipe=recipe, resources=stages.spark, sources=stages.sources)
 
 

@@ -1,5 +1,5 @@
-"""Says in the log what of the data is left out: records of the sources above the bound on their bytes, what no phase
-reads, domains that a phase asks for and the data lack, and conversations and prompts that are too long for a phase."""
+"""Says in the log what of the data is left out: what no phase reads, domains that a phase asks for and the data lack,
+and conversations and prompts that are too long for a phase."""
 
 from __future__ import annotations
 
@@ -12,19 +12,8 @@ if TYPE_CHECKING:
     from flows.running.run import Run
     from infra.step import Artifact
     from tasks.data.packing.pack_phase import PackedPhase
-    from tasks.data.sources.ingest_documents import IngestedDocuments
     from tasks.prepared_data import PreparedData
     from tasks.training.policy.prompt_order import LeftOutPrompts
-
-
-def say_unsampled(run: Run, ingested: Artifact[IngestedDocuments]) -> None:
-    """Says nothing where every record of the sources was read."""
-    if num_unread := ingested.record.num_unsampled_documents:
-        run.log.say(
-            f"{num_unread:,} records of the sources are left out: their texts have more than the "
-            f"{run.scale.data.recipe.ingest.max_source_bytes:,} bytes of data.recipe.ingest.max_source_bytes; raise it "
-            f"to read them"
-        )
 
 
 def say_unread(run: Run, prepared: PreparedData) -> None:

@@ -10,11 +10,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from configs.load import load_scale
 from flows.cli.stage_output import StageOutcome
 from flows.running.sparkline import BARS, MAX_BARS, Sparkline
 from flows.running.stage_log import StageLog, key_figures
-from flows.show.say_left_out import say_unsampled
 from infra.step import Progress
 from tests.support.report_fakes import toy_checkpoint
 
@@ -97,13 +95,7 @@ def test_a_sparkline_leaves_out_what_is_not_finite_and_draws_no_flat_line():
     assert str(line) == "▁▁█"
 
 
-def test_records_above_the_bound_on_bytes_are_said_by_a_run_and_by_a_stage(tmp_path):
-    said = []
-    run = SimpleNamespace(log=SimpleNamespace(say=said.append), scale=load_scale("tiny"))
-    for number in (0, 1044):
-        say_unsampled(run, SimpleNamespace(record=SimpleNamespace(num_unsampled_documents=number)))
-    (line,) = said
-    assert line.startswith("1,044 records of the sources are left out") and "the 8,000,000 bytes of data.recipe" in line
+def test_a_stage_says_which_records_are_above_the_bound_on_bytes(tmp_path):
     record = {"num_documents": 7, "num_unsampled_documents": 1044, "rejected": {"empty": 1}}
     outcome = StageOutcome(
         stage="extract",
