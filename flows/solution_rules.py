@@ -7,10 +7,12 @@ import math
 from collections.abc import Mapping
 
 from configs.schema import PhaseSection, mixture_waypoints
-from infra.step import Artifact, Record
+from infra.step import Artifact
 from model.text.tokenizer_layout import tokenizer_for_text
+from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
 from tasks.data.environments.environments import OPENERS
 from tasks.data.records.documents import CHAT
+from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 from tasks.evaluation.sample_solutions import SampledSolutions
 from tasks.training.policy.prompts import read_prompts, refuse_lost_domains, refuse_without_room, with_room
 
@@ -33,7 +35,9 @@ def refuse_too_few_solutions(phase: PhaseSection, solutions: SampledSolutions) -
     )
 
 
-def refuse_long_prompts(phase: PhaseSection, prompts: Artifact[Record], tokenizer: Artifact[Record]) -> None:
+def refuse_long_prompts(
+    phase: PhaseSection, prompts: Artifact[DecontaminatedDocuments], tokenizer: Artifact[TrainedTokenizer]
+) -> None:
     """Raises ValueError, before anything is trained, where no prompt leaves room for an answer; of distillation none of
     a domain of an expert."""
     recipe = phase.recipe.solution_recipe

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
-    from infra.step import Artifact, Record
+    from infra.step import Artifact
+    from tasks.data.decontamination.decontaminate_documents import DecontaminatedDocuments
+    from tasks.data.tokenizer.train_tokenizer import TrainedTokenizer
 
     I64 = NDArray[np.int64]
 
@@ -134,7 +136,7 @@ class LeftOutPrompts(NamedTuple):
 
 
 def refuse_missing_prompts(
-    recipe: TrainingRecipe, prompts: Artifact[Record], tokenizer: Artifact[Record]
+    recipe: TrainingRecipe, prompts: Artifact[DecontaminatedDocuments], tokenizer: Artifact[TrainedTokenizer]
 ) -> LeftOutPrompts:
     """Raises ValueError as PromptOrder would, before anything is trained."""
     opened = tokenizer_for_text(str(tokenizer.path("tokenizer.json")))
