@@ -705,9 +705,11 @@ def taking_down(home: Home) -> Iterator[None]:
         blocked.write_text("https://one.example/a\n")
         return promote_release(*arguments)
 
-    with patch.object(flows.full_pipeline, "promote_release", take_down):
-        yield
-    blocked.unlink()
+    try:
+        with patch.object(flows.full_pipeline, "promote_release", take_down):
+            yield
+    finally:
+        blocked.unlink(missing_ok=True)
 
 
 def ended_runs(directory: Path, names: Sequence[str]) -> dict[str, Any]:
