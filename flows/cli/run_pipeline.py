@@ -14,6 +14,7 @@ from infra.servers.servers import HEARTBEAT_SECONDS, TELEMETRY_OFF, running_serv
 
 if TYPE_CHECKING:
     from configs.schema import Scale
+    from flows.show.outcome import RunOutcome
 
 DRAIN_SECONDS = 5
 MLFLOW_RETRIES = 2
@@ -63,8 +64,8 @@ def run_pipeline(
     from_stage: str | None,
     start: str | None,
     until: str | None,
-):
-    """Call the flow `glm46` on servers that answer; returns its RunOutcome. Raises what the failed stage raised."""
+) -> RunOutcome:
+    """Call the flow `glm46` on servers that answer. Raises what the failed stage raised."""
 
     def load_flow(servers: ServerUrls) -> None:
         set_environment(home, servers.prefect, servers.mlflow)
@@ -86,9 +87,10 @@ def run_pipeline(
         changed: dict[Any, None] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if is_private else {}
         try:
             with temporary_settings(changed):
-                return full_pipeline(
+                outcome: Any = full_pipeline(
                     scale=scale, store=store, data=data, from_stage=from_stage, start=start, until=until
                 )
+                return outcome
         except Exception as error:
             _blame_servers(home, servers, error)
             raise

@@ -12,8 +12,9 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Literal
 
 from configs.files.atomic_files import sync_directory, write_durably
 from infra.home import Home
@@ -101,7 +102,9 @@ class LocalStore(Store):
         return True
 
     @contextmanager
-    def _held(self, name: str, mode: str = "r+b", lock: int = fcntl.LOCK_EX) -> Iterator[BinaryIO | None]:
+    def _held(
+        self, name: str, mode: Literal["rb", "r+b"] = "r+b", lock: int = fcntl.LOCK_EX
+    ) -> Iterator[FileIO | None]:
         """An object's file, locked against other processes and machines; None if there is none."""
         try:
             file = open(self.root / name, mode, buffering=0)  # noqa: SIM115

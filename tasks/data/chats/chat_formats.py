@@ -248,7 +248,7 @@ def _message(number: int, given: object) -> Message:
         reasoning = _reasoning_of(turn) or texts["reasoning"]
         message["reasoning"], message["content"] = _thought_and_said(number, texts["text"], reasoning)
         if turn.get("channel") == "analysis":  # gpt-oss: a turn of reasoning, apart from the one that answers
-            message["reasoning"], message["content"] = message["content"] or message["reasoning"], ""
+            message["reasoning"], message["content"] = message["content"] or message.get("reasoning", ""), ""
         called = [_value(part) for part, kind in zip(parts, kinds, strict=True) if kind == "tool_call"]
         called += [turn[key] for key in ("tool_calls", "function_call") if turn.get(key)]
         message["tool_calls"] = [call for value in called for call in calls_of(number, value)]

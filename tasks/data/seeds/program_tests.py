@@ -171,7 +171,7 @@ def assertions(record: Mapping[str, Any]) -> str:
     listed = _value(given) if isinstance(given, str) else given
     imports = record.get("test_imports")
     setup = [*(imports if isinstance(imports, list) else []), record.get("test_setup_code") or ""]
-    parts = [*setup, *listed] if isinstance(listed, list) else [given]
+    parts: list[Any] = [*setup, *listed] if isinstance(listed, list) else [given]
     written = "\n".join(parts).strip() if _is_list_of(str, parts) else ""
     return written if re.search("assert|raise", written) else ""
 
