@@ -158,7 +158,7 @@ def forget(
         if data is not None and not run:
             raise ValueError("--data names the documents of --run: add --run, or leave --data out")
         takedown = forget_document.plan(asked, store)
-        done = forget_document.apply(takedown, scale) if apply or run else []
+        done = forget_document.apply(takedown, scale, store) if apply or run else []
     print(takedown.model_dump_json() if as_json else takedown.describe())
     aside = sys.stderr if as_json else sys.stdout
     for line in done:

@@ -107,7 +107,7 @@ def figure_rows(phases: ReportedPhases) -> list[tuple[str, ...]]:
         "pass_at_1": "pass@1 in conversation",
         "pass_at_k": f"pass@{pass_k} in conversation",
         "formed_answer_share": "answers in form, ended by themselves",
-        "distinct_answer_share": "different answers / right ones",
+        "distinct_answer_share": "different answers / right ones, at most 1",
         "choice_accuracy": "multiple choice",
         "choice_accuracy_normalised": "multiple choice, per character",
     }

@@ -79,6 +79,7 @@ TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
         ),
         ({"prompt": "\n\nHuman: Hi\n\nAssistant: ", "answers": rated("rank", answer=(2, 1.0, 7))}, 1),
         ({"context": ASKED, "completions": [{"rank": 1, "completion": [NO]}, {"rank": 0, "completion": [YES]}]}, 1),
+        ({"context": "Hi", "completions": [{"rank": 1, "completion": [NO]}, {"rank": 0, "completion": [YES]}]}, 1),
         ({"instruction": "Hi", "input": "", "output": ["Yes.", "No."]}, 1),
         ({"instruction": "Hi", "input": "", "output": "Yes.", "chosen": "Yes.", "rejected": "No."}, 1),
         (

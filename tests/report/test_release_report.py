@@ -166,7 +166,7 @@ def test_every_figure_of_every_phase_is_in_the_benchmark_table(report, phases):
         assert rows["bits per byte"][number] == f"{record.bits_per_byte:.4f}[{lower:.4f}, {upper:.4f}]"
         assert rows["pass@1 in conversation"][number].startswith(f"{record.pass_at_1:.4f}[")
         assert rows["pass@2 in conversation"][number].startswith(f"{record.pass_at_k:.4f}[")
-        assert rows["different answers / right ones"][number] == f"{record.distinct_answer_share:.4f}"
+        assert rows["different answers / right ones, at most 1"][number] == f"{record.distinct_answer_share:.4f}"
         assert rows["multiple choice, per character"][number] == f"{record.choice_accuracy_normalised:.4f}"
         choices = accuracy(read_items(phase.evaluation.path("items.parquet")), CHOICE)
         assert rows["multiple choice, toy_bench"][number] == f"{choices:.4f} of 4"

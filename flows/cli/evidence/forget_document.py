@@ -33,9 +33,10 @@ def plan(asked: str, store: str | None) -> TakeDown:
     return plan_takedown(read_manifest_graph(open_known_store(store, home)), registered_versions(home), asked)
 
 
-def apply(takedown: TakeDown, scale: str) -> list[str]:
-    """Block the documents for every later run of the scale, and tag the versions that were trained on them; what was
-    done, for a terminal. Raises ValueError for a block list that cannot be read."""
+def apply(takedown: TakeDown, scale: str, store: str | None) -> list[str]:
+    """Block the documents for every later run of the scale, and tag the versions that were trained on them, also those
+    that a run registered meanwhile; what was done, for a terminal. Raises ValueError for a block list that cannot be
+    read."""
     home, name = open_home(), load_scale(scale).data.recipe.filter.block_list
     path, asked = block_list_path(home.root, name), [takedown.asked] if "://" in takedown.asked else []
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,7 @@ def apply(takedown: TakeDown, scale: str) -> list[str]:
         if entries:
             _append(path, takedown.asked, entries)
         said = [f"{len(entries)} entries added to {path}: the next run of a scale with this block list leaves them out"]
-        return [*said, *_tag(home, takedown)]
+        return [*said, *_tag(home, plan(takedown.asked, store))]
 
 
 def rebuild(takedown: TakeDown, scale: str, data: str | None, store: str | None) -> RunOutcome:

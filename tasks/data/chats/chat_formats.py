@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from model.text.chat_template import Message
-from tasks.data.chats.chat_roles import ROLES, role_of
+from tasks.data.chats.chat_roles import ROLES, is_only_read, is_reasoning, role_of
 from tasks.data.chats.chat_tools import MalformedChatError, Record, calls_of, from_json, take_written, tools_of
 from tasks.data.chats.written_turns import answered_turns, written_turns
 
@@ -31,9 +31,6 @@ ANSWERS += ("target", "targets", "content")
 REASONINGS = ("reasoning_content", "reasoning", "thinking", "Complex_CoT")
 SWITCHES = ("on", "off")
 """Values of Nemotron's field `reasoning`, which says whether there is some."""
-UNTRAINED = ("weight", "loss", "train", "training")
-"""Fields of an assistant's turn that say by 0 or false that it is only read: OpenAI's, AgentInstruct's and ms-swift's,
-axolotl's two."""
 CONTEXTS = ("input", "context")
 """Fields of an instruction's input."""
 SYSTEMS = ("system", "system_prompt")
@@ -124,8 +121,11 @@ def _asked_and_answered(record: Record, *, is_calling: bool) -> list[Message]:
 
 def _reasoning_of(fields: Record) -> str:
     """What an assistant thought, in a field beside what it said."""
-    given = (fields[key] for key in REASONINGS if isinstance(fields.get(key), str))
-    return next((text for text in given if text not in SWITCHES), "")
+    given = [fields[key] for key in REASONINGS if isinstance(fields.get(key), str)]
+    details = fields.get("reasoning_details")  # OpenRouter's
+    parts = [part.get("text") for part in details if isinstance(part, dict)] if isinstance(details, list) else []
+    said = "\n".join(part for part in parts if isinstance(part, str))
+    return next((text for text in [*given, said] if text not in SWITCHES), "")
 
 
 def _are_texts(turns: Any) -> bool:
@@ -247,12 +247,12 @@ def _message(number: int, given: object) -> Message:
     if role == "assistant":
         reasoning = _reasoning_of(turn) or texts["reasoning"]
         message["reasoning"], message["content"] = _thought_and_said(number, texts["text"], reasoning)
-        if turn.get("channel") == "analysis":  # gpt-oss: a turn of reasoning, apart from the one that answers
+        if is_reasoning(turn):
             message["reasoning"], message["content"] = message["content"] or message.get("reasoning", ""), ""
         called = [_value(part) for part, kind in zip(parts, kinds, strict=True) if kind == "tool_call"]
         called += [turn[key] for key in ("tool_calls", "function_call") if turn.get(key)]
         message["tool_calls"] = [call for value in called for call in calls_of(number, value)]
-        if any(turn.get(key) == 0 for key in UNTRAINED):
+        if is_only_read(turn):
             message["is_trained"] = False
     return message
 

@@ -177,8 +177,8 @@ def _is_whole(answer: list[Any]) -> bool:
 
 
 def _question(record: Record) -> str:
-    """A record's `prompt` or `instruction` + `input`; empty where it has neither."""
-    for key in ("prompt", "instruction", "question", "input", "history"):
+    """A record's `prompt`, `instruction` + `input`, or what else holds the question; empty where it has none."""
+    for key in ("prompt", "instruction", "question", "input", "history", "context"):
         if isinstance(record.get(key), str) and record[key].strip():
             given = record.get("input") if key == "instruction" else None
             return "\n\n".join(filter(None, (record[key].strip(), given.strip() if isinstance(given, str) else "")))

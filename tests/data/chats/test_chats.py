@@ -122,6 +122,26 @@ FORMATS = {
         },
         [("user", "q", "", []), ("assistant", "a", "r", [])],
     ),
+    "thinking in a turn of its own": (
+        {"messages": turns(("user", "q"), ("reasoning", "r"), ("assistant", "a"))},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "thinking in details, as OpenRouter's": (
+        {
+            "messages": [
+                *turns(("user", "q")),
+                {
+                    "role": "assistant",
+                    "content": "a",
+                    "reasoning_details": [
+                        {"type": "reasoning.text", "text": "r"},
+                        {"type": "reasoning.encrypted", "data": "x"},
+                    ],
+                },
+            ]
+        },
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
     "result as a list of objects": (
         {
             "messages": [
@@ -491,7 +511,13 @@ def test_every_format_becomes_the_same_messages(name):
     assert summary(record) == [expected]
 
 
-MARKS = [("weight", 0, 1), ("loss", False, True), ("train", False, None), ("training", False, True)]
+MARKS = [
+    ("weight", 0, 1),
+    ("weight", "0", "1"),
+    ("loss", False, True),
+    ("train", False, None),
+    ("training", False, True),
+]
 
 
 @pytest.mark.parametrize(("mark", "no", "yes"), MARKS)
