@@ -88,7 +88,7 @@ def open_home() -> Home:
             directory.chmod(0o700)
         probe = home.run_dir / f".writable-{os.getpid()}"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another thread may have removed it
     except OSError as error:
         raise ValueError(
             f"GLM46_HOME {home.root} cannot be written ({error.strerror}): make it writable or name another directory"

@@ -158,6 +158,7 @@ STAGES: dict[str, Callable[[SingleStage], Artifact[Any]]] = {
         filter_documents,
         run.recipe.filter,
         documents=run.scored(),
+        extracted=None,  # no paragraph was cut from these
         blocked=read_block_list(run.store.home.root, run.recipe.filter.block_list),
     ),
     "personal_data": lambda run: run.compute(mask_personal_data, run.recipe.personal_data, documents=run.complete()),
