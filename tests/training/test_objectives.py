@@ -312,7 +312,8 @@ def test_prompts_without_room_for_an_answer_are_refused_before_the_job(inputs, t
     recipe = rl_recipe(objective={**GRPO, "max_new_tokens": 6})
     with pytest.raises(
         ValueError,
-        match=r"all 8 prompts \(of toys.jsonl\) have more than 10 tokens, which is sequence_length \(16\) less max_new_tokens \(6\)",
+        match=r"all 8 prompts \(of toys.jsonl\) have more than 10 tokens, which is sequence_length \(16\) less "
+        r"max_new_tokens \(6\)",
     ):
         inputs.train(inputs.prompt_arguments(recipe, ANSWERS, start=tuned))
 
