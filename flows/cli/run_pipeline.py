@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from infra.home import Home
@@ -46,6 +47,14 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
     )
 
 
+def say_unused_servers(home: Home, servers: ServerUrls) -> None:
+    """Names the variables of the shell that point Prefect or MLflow to another server; not their values, which may
+    hold a password."""
+    for name, own in ((API_URL, f"{servers.prefect}/api"), (MLFLOW_URL, servers.mlflow)):
+        if os.environ.get(name, own).rstrip("/") != own:
+            print(f"{name} is not used: runs of {home.root} are kept by its own server, {own}", file=sys.stderr)
+
+
 def refuse_unanswerable_release(home: Home, scale: Scale) -> None:
     """Raises ValueError where a release would wait for a person, and the servers of the run would end with it: nobody
     watches their page."""
@@ -68,6 +77,7 @@ def run_pipeline(
     """Call the flow `glm46` on servers that answer. Raises what the failed stage raised."""
 
     def load_flow(servers: ServerUrls) -> None:
+        say_unused_servers(home, servers)
         set_environment(home, servers.prefect, servers.mlflow)
         logging.raiseExceptions = False  # Prefect writes into the terminal's lines that its server takes no log
         import mlflow  # noqa: F401

@@ -19,6 +19,7 @@ import pytest
 
 from flows.cli import deployment
 from flows.cli.deployment import bring_down, bring_up
+from flows.cli.run_pipeline import say_unused_servers
 from infra.child_process import free_port
 from infra.servers import server_answers
 from infra.servers.recorded_servers import (
@@ -196,6 +197,15 @@ def test_a_damaged_file_of_servers_is_named_with_the_fix(text, home):
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"{path} is damaged \(.*end those processes .* remove the file"):
         bring_down(home)
+
+
+def test_servers_of_the_shell_that_a_run_does_not_use_are_named_without_a_password(home, monkeypatch, capsys):
+    own = ServerUrls(prefect="http://127.0.0.1:1", mlflow="http://127.0.0.1:2", pids={})
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api/")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@mlflow.example")
+    say_unused_servers(home, own)
+    said = capsys.readouterr().err
+    assert said == f"MLFLOW_TRACKING_URI is not used: runs of {home.root} are kept by its own server, {own.mlflow}\n"
 
 
 def test_two_servers_are_given_two_ports(home):
