@@ -532,6 +532,7 @@ def replace_steps() -> None:
     import flows.train_phases
     from flows.quantize_model import NO_TEXTS
     from tasks.data.sources.list_sources import SourceListing
+    from tasks.training.policy.prompt_order import LeftOutPrompts
 
     flows.full_pipeline.list_sources = lambda data, say, needed: SourceListing(())
     flows.assess_checkpoint.evaluate_checkpoint = evaluate_checkpoint
@@ -544,6 +545,7 @@ def replace_steps() -> None:
     flows.release_model.calibration_texts = lambda run, prepared: NO_TEXTS
     flows.release_model.check_parity = check_parity
     flows.train_phases.pack_pairs = pack_pairs
+    flows.train_phases.refuse_missing_prompts = lambda recipe, prompts, tokenizer: LeftOutPrompts({}, ())
     flows.train_phases.train_phase = Step(train_phase, ("hf/*", "pairs/*"), ("*.jsonl",), (), (), ())
     flows.cli.command._leave = leave
 
