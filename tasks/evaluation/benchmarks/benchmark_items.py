@@ -153,6 +153,7 @@ def _rows(
     """Every record of the files that `pattern` means as a question, each once."""
     rows: dict[str, Row] = {}
     subjects = {file.name: subject_of(file.name) for file in files if file.name != pattern}
+    are_parts = len({*subjects.values()}) > 1
     for file in files:
         subject = subjects.get(file.name, "")
         for number, given in enumerate(read_records(file, benchmark.kind), 1):
@@ -163,7 +164,7 @@ def _rows(
             item_id = _digest(json.dumps(record, sort_keys=True, ensure_ascii=False, default=str))
             if item_id in rows:
                 left_out[DUPLICATE] += 1
-            if len({*subjects.values()}) > 1:
+            if are_parts:
                 question = replace(question, part=question.part or subject)
             rows.setdefault(item_id, (item_id, record, question))
     if not rows:
