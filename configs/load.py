@@ -61,11 +61,6 @@ def _read_scale(where: str, data: bytes) -> Scale:
         raise ValueError(f"{where}: {describe_problems(error, written)}") from error
 
 
-def suite_names() -> list[str]:
-    """Names of the suites of benchmarks that come with the project."""
-    return sorted(path.stem for path in (CONFIGS_DIR / "suites").glob("*.yaml"))
-
-
 def load_suite(name_or_path: str) -> Suite:
     """A named suite of benchmarks, or that of a YAML file (a name that ends in .yaml or .yml)."""
     return _load_named("suite", Suite, name_or_path)

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from flows.check_contract import check_contract
 from flows.running.branches import Branches
-from flows.running.run import Run
 from flows.running.run_step import run_step
 from infra.machine.spark import stop_spark
 from infra.step import Artifact, R, Step
@@ -52,6 +51,7 @@ from tasks.prepared_data import PreparedData, PreparedDocuments
 
 if TYPE_CHECKING:
     from configs.schema import TokenizerRecipe
+    from flows.running.run import Run
     from tasks.data.preferences.collect_preferences import CollectedPreferences
     from tasks.data.privacy.mask_personal_data import MaskedDocuments
     from tasks.data.problems.synthesize_problems import SynthesizedProblems

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from prefect import flow
 
-from configs.schema import PhaseSection
-from flows.running.run import Run
 from flows.show.track_run import name_phases
-from flows.train_phases import PhaseHistory, train_phases
-from tasks.prepared_data import PreparedData
+from flows.train_phases import train_phases
+
+if TYPE_CHECKING:  # Prefect writes a schema of the parameters whose types it can import: a tenth of a second each
+    from configs.schema import PhaseSection
+    from flows.running.run import Run
+    from flows.train_phases import PhaseHistory
+    from tasks.prepared_data import PreparedData
 
 
 @flow(name="pretrain_model", flow_run_name=name_phases, validate_parameters=False)

@@ -21,7 +21,7 @@ from flows.quantize_model import (
     write_gguf_files,
 )
 from flows.running.branches import Branches
-from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel, Run
+from flows.running.run import AssessedModel, QuantizedModel, ReleasedModel
 from flows.running.run_step import run_effect, run_step
 from infra.registry.experiment_tracking import connect
 from infra.registry.model_registry import (
@@ -61,6 +61,8 @@ from tasks.training.state.trained_checkpoint import TrainedCheckpoint
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+    from flows.running.run import Run
 
 
 @flow(name="release_model", flow_run_name="quantize, serve, compare", validate_parameters=False)

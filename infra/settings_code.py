@@ -43,7 +43,7 @@ def settings_code(settings: Iterable[Setting]) -> dict[str, str]:
             computing = [definition] if is_called else []
             waiting += [] if is_called else [((module, other), False) for other in _names(definition)]
         if computing:
-            code[f"{module}.{name}"] = "\n".join(map(ast.dump, computing))
+            code[f"{module}.{name}"] = "\n".join(map(_dump, computing))
             waiting += [((module, other), True) for part in computing for other in _names(part)]
     return dict(sorted(code.items()))
 
@@ -88,5 +88,11 @@ def _computes(part: ast.stmt) -> bool:
     )
 
 
-def _names(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+@cache
+def _dump(part: ast.stmt) -> str:
+    return ast.dump(part)
+
+
+@cache  # of a node of `definitions`, which stays: every step asks for the same few hundred
+def _names(node: ast.AST) -> frozenset[str]:
+    return frozenset(part.id for part in ast.walk(node) if isinstance(part, ast.Name))

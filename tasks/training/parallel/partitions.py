@@ -149,17 +149,6 @@ def _piece_of_stage_3(parameter: Any, master: Tensor, offset: int) -> Piece:
     return _piece(parameter, parameter.ds_shape, master, offset, rank * size, length, is_shared=is_shared)
 
 
-def assemble(part: Tensor, piece: Piece, axis: Axis, device: torch.device, *, to: int) -> Tensor:
-    """The whole parameter from everyone's elements, on rank `to` of the axis. All sharers call it in one order, with
-    the accelerator as the device: masters may be in host memory, and groups send from accelerators only."""
-    if axis.size == 1 or piece.master is piece.parameter:
-        return part.to(device).view(piece.shape)
-    whole = torch.zeros(piece.shape, device=device)
-    piece.among(whole).copy_(part)
-    dist.reduce(whole, dst=axis.ranks[to], group=axis.group)
-    return whole
-
-
 def gradient_pieces(engine: DeepSpeedEngine, pieces: dict[nn.Parameter, Piece]) -> Iterator[tuple[Piece, Tensor]]:
     """This rank's elements of the averaged gradients of a step, after the backward pass that ended it; views."""
     zero: Any = engine.optimizer

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from configs.load import load_suite, suite_names
+from configs.load import load_suite
 from configs.schema import FewShot, LikelihoodBenchmark, RetrievalBenchmark
 from infra.storage.store import hash_file
 from tasks.data.prompts.benchmark_records import read_records
@@ -24,6 +24,7 @@ from tests.evaluation.benchmarks.toy_suite import NEEDLE, ROWS, toy_suite, write
 from tests.support.data_inputs import SHARED_DATA as DATA
 from tests.support.evaluation_fakes import benchmark_files
 
+SUITES = ROOT / "configs" / "suites"
 OF_THE_HUB = ("release", "aime", "hellaswag", "livecodebench", "math")
 """Suites that test_published_layouts.py and test_release_suite.py read."""
 
@@ -281,9 +282,9 @@ def test_a_chat_answers_with_the_whole_function_or_its_rest(answer):
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the benchmark files are not here")
-@pytest.mark.parametrize("name", sorted({*suite_names()} - {"repositories", *OF_THE_HUB}))
+@pytest.mark.parametrize("name", sorted({path.stem for path in SUITES.glob("*.yaml")} - {"repositories", *OF_THE_HUB}))
 def test_the_suites_read_the_real_files_to_the_last_record(name):
-    data = ROOT / "configs" / "suites" / "safety_requests" if name == "safety" else DATA
+    data = SUITES / "safety_requests" if name == "safety" else DATA
     asked = read_suite_items(name, load_suite(name), str(data), 2)
     for benchmark in asked.suite.benchmarks:
         read = asked.items[benchmark.name]
