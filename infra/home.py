@@ -70,6 +70,15 @@ def known_home() -> Home:
     return home
 
 
+def refuse_missing_home(home: Home, other: str = "") -> None:
+    """Raises ValueError for a directory in which nothing has run yet, a mistyped one for example."""
+    if not home.run_dir.is_dir():
+        raise ValueError(
+            f"{home.root} is no home of glm46 yet: run `glm46 run tiny` first, or set GLM46_HOME to where it was "
+            f"run{other}"
+        )
+
+
 def open_home() -> Home:
     """The home named by GLM46_HOME, created if needed. Raises ValueError if it cannot be written, and for a directory
     with other things in it, whose mode stays.

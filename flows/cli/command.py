@@ -297,9 +297,8 @@ def doctor(
         from flows.cli.native_code import native_code
         from flows.stages import launchers_of
         from infra.home import open_home
-        from infra.machine.doctor import Check, check_launchers, check_machine, check_store
+        from infra.machine.doctor import Check, check_launchers, check_machine, check_named_store
         from infra.machine.doctor import as_json as to_json
-        from infra.storage.open_store import open_known_store, open_store
         from tasks.data.sandbox.code_sandbox import find_isolation
 
         home = open_home()
@@ -313,8 +312,7 @@ def doctor(
         )
         sandbox = Check("sandbox", True, isolation or f"none: {problem}", fix)
         checks = [*check_machine(home), native_code(), sandbox]
-        opened = open_known_store(store, home) if deep else open_store(store, home)
-        checks += [*check_launchers(launchers), *check_store(opened, deep)]
+        checks += [*check_launchers(launchers), *check_named_store(store, home, deep)]
     if as_json:
         print(to_json(checks))
     else:

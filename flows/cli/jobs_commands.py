@@ -18,9 +18,11 @@ def jobs_list() -> None:
     """List this home's jobs whose work is not committed: key, stage, state, start and directory."""
     with usage_errors():
         from flows.cli.jobs import list_jobs
-        from infra.home import known_home
+        from infra.home import known_home, refuse_missing_home
 
-        for job in list_jobs(known_home()):
+        home = known_home()
+        refuse_missing_home(home)
+        for job in list_jobs(home):
             print(job.describe())
 
 
@@ -33,7 +35,9 @@ def jobs_stop(
     """Let running jobs save and end; `glm46 run` continues them."""
     with usage_errors():
         from flows.cli.jobs import stop_jobs
-        from infra.home import open_home
+        from infra.home import known_home, refuse_missing_home
 
-        for job in stop_jobs(open_home(), key):
+        home = known_home()
+        refuse_missing_home(home)
+        for job in stop_jobs(home, key):
             print(job.describe())

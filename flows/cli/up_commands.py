@@ -49,10 +49,11 @@ def down() -> None:
     """Stop what `glm46 up` started; databases and artifacts stay."""
     with usage_errors():
         from flows.cli.deployment import bring_down
-        from infra.home import open_home
+        from infra.home import known_home, refuse_missing_home
         from infra.monitoring.services import stop_services
 
-        home = open_home()
+        home = known_home()
+        refuse_missing_home(home)
         print(f"{bring_down(home) + stop_services(home)} processes ended")
 
 
@@ -76,12 +77,12 @@ def exporter(
     """Serve the metrics of this home's runs to a Prometheus, at /metrics on loopback, until it is interrupted."""
     with usage_errors():
         from infra.child_process import take_port
-        from infra.home import open_home
-        from infra.storage.open_store import open_store
+        from infra.home import known_home
+        from infra.storage.open_store import open_known_store
         from tasks.monitoring.exporter import HOST, serve
 
-        home = open_home()
-        opened = open_store(store, home)
+        home = known_home()
+        opened = open_known_store(store, home)
         take_port(port)
     print(f"http://{HOST}:{port}/metrics", flush=True)
     with suppress(KeyboardInterrupt):

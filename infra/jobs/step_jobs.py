@@ -143,7 +143,7 @@ def run_call(step: Step[Any], call: Call, work_dir: Path, fencing: int) -> None:
 
 def _open_store(call: Call) -> Store:
     is_seen = call.store.startswith("s3://") or Path(call.store).is_dir()
-    store = open_store(call.store, Home(Path(call.home))) if is_seen else None
+    store = open_store(call.store, Home(Path(call.home)), writes=False) if is_seen else None
     manifests = [value.manifest for value in call.arguments.values() if value is not None and value.manifest]
     if store is None or not all(store.read_manifest(manifest.key) for manifest in manifests):
         raise ValueError(

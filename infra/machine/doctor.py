@@ -30,6 +30,7 @@ from infra.servers.recorded_servers import PORTS, WORKER, ended_servers, read_se
 from infra.servers.server_answers import silent_servers
 from infra.step import Manifest
 from infra.storage.manifest_store import CorruptManifestError
+from infra.storage.open_store import open_known_store, open_store
 from infra.storage.parallel import map_in_threads
 from infra.storage.store import Store
 
@@ -182,6 +183,15 @@ def require(*checks: Check) -> None:
     for check in checks:
         if not check.passed:
             raise ValueError(f"{check.name}: {check.found}; {check.fix}")
+
+
+def check_named_store(uri: str | None, home: Home, deep: bool) -> list[Check]:
+    """The checks of the store at a URI, or of the home's own (None). One that is not there is not made."""
+    try:
+        store = open_store(None, home) if uri is None and not deep else open_known_store(uri, home, writes=not deep)
+    except ValueError as error:
+        return [Check("store", False, "cannot be used", str(error))]
+    return check_store(store, deep)
 
 
 def check_store(store: Store, deep: bool) -> list[Check]:

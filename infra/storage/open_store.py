@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.home import Home
+from infra.home import Home, refuse_missing_home
 from infra.storage.local_store import LocalStore
 from infra.storage.manifest_store import MANIFESTS
 from infra.storage.s3_store import S3Store
@@ -25,11 +25,8 @@ def open_known_store(uri: str | None, home: Home, writes: bool = False) -> Store
     """The store at a URI that something is looked up in: one that is not there, or that no run wrote, is a mistake, and
     no store is made of it; nor a home for the home's own (None). `writes` False asks for no right to write. Raises
     ValueError."""
-    if uri is None and not home.run_dir.is_dir() and not (home.store_dir / MANIFESTS).is_dir():
-        raise ValueError(
-            f"{home.root} is no home of glm46 yet: run `glm46 run tiny` first, set GLM46_HOME to where it was run, or "
-            f"name a store with --store"
-        )
+    if uri is None and not (home.store_dir / MANIFESTS).is_dir():
+        refuse_missing_home(home, ", or name a store with --store")
     if uri is not None and "://" not in uri and not (Path(uri) / MANIFESTS).is_dir():
         wrong = "is no store" if Path(uri).exists() else "does not exist"
         raise ValueError(f"store {Path(uri).absolute()} {wrong}: name the one that the runs were made with")

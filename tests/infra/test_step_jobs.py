@@ -21,7 +21,7 @@ from infra.home import Home
 from infra.jobs.follow_job import JobStoppedError
 from infra.jobs.launchers import JobFailedError, JobHandle, JobLostError
 from infra.jobs.open_launcher import launcher_of
-from infra.jobs.step_jobs import Call, run_as_job, run_call
+from infra.jobs.step_jobs import Argument, Call, run_as_job, run_call
 from infra.jobs.supervisor import read_job_file
 from infra.step import Artifact, Output, Record, step
 from infra.storage.open_store import open_store
@@ -175,6 +175,15 @@ def test_a_mistake_is_one_sentence_and_a_store_that_a_node_does_not_see_has_its_
     elsewhere = Call(home=str(home.root), store=str(tmp_path / "elsewhere"), key="0", arguments={})
     with pytest.raises(ValueError, match=r"does not see what store .*elsewhere holds: name a directory that all nodes"):
         run_call(pass_gate, elsewhere, tmp_path, 1)
+
+
+def test_a_job_that_reads_a_store_writes_nothing_there(store, home, tmp_path):
+    (tmp_path / "gate").touch()
+    recipe = Argument(type=f"{__name__}:GateRecipe", settings={"gate": str(tmp_path / "gate")})
+    call = Call(home=str(home.root), store=store.uri, key="0", arguments={"numbers": None, "recipe": recipe})
+    before = (store.root / "manifests").stat().st_mtime_ns
+    run_call(pass_gate, call, tmp_path, 1)
+    assert (store.root / "manifests").stat().st_mtime_ns == before
 
 
 def test_evaluation_conversion_and_reference_as_jobs_by_ssh_equal_those_of_this_process(store, tmp_path):
