@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infra.home import Home
@@ -38,6 +39,7 @@ def set_environment(home: Home, prefect_url: str, mlflow_url: str) -> None:
             "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_SECONDS),
             # The stage log writes to the terminal, Prefect's log to its UI.
             "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+            "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
             MLFLOW_URL: mlflow_url,
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(MLFLOW_RETRIES),
             "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait cost whole cores on a busy machine
@@ -84,7 +86,7 @@ def run_pipeline(
 
         import flows.full_pipeline  # noqa: F401
 
-    with running_servers(home, print, load_flow) as servers:
+    with running_servers(home, partial(print, flush=True), load_flow) as servers:
         from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
         from flows.cli.silent_runs import crash_dead_runs, lost_its_process

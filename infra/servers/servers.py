@@ -22,7 +22,7 @@ from infra.failure_webhook import failure, post_failure
 from infra.file_lock import locked
 from infra.home import Home, private_file
 from infra.servers.databases import mlflow_database, open_databases, prefect_database
-from infra.servers.recorded_servers import ServerUrls, log_path, read_recorded, refuse_half
+from infra.servers.recorded_servers import ServerUrls, ended_servers, log_path, read_recorded, refuse_half
 from infra.servers.server_answers import ask_databases, wait_for_answer, wait_for_recorded
 from infra.servers.server_password import SERVER_HOME, SERVER_VARIABLE, api_password
 
@@ -96,7 +96,25 @@ def running_servers(
                 return
     wait_for_recorded(home, recorded, say)
     prepare(recorded)
-    yield recorded
+    is_over = threading.Event()
+    threading.Thread(target=_say_when_one_ends, args=(home, recorded, say, is_over), daemon=True).start()
+    try:
+        yield recorded
+    finally:
+        is_over.set()
+
+
+def _say_when_one_ends(home: Home, urls: ServerUrls, say: Callable[[str], None], is_over: threading.Event) -> None:
+    """Prefect's client asks an ended server again for minutes, without a word; one that is started meanwhile
+    answers."""
+    while not is_over.wait(WATCH_INTERVAL_SECONDS):
+        if ended := ended_servers(home, urls):
+            logs = ", ".join(str(log_path(home, name)) for name in ended)
+            say(
+                f"the {' and '.join(ended)} server of `glm46 up` has ended ({logs}): this run fails minutes after its "
+                f"next step, unless `glm46 up` starts it again at {urls.prefect} and {urls.mlflow}"
+            )
+            return
 
 
 @contextmanager

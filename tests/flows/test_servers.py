@@ -123,6 +123,17 @@ def test_a_server_that_never_answers_ends_the_command_and_not_the_server(recorde
     assert [process.poll() for process in recorded.values()] == [None] * 3
 
 
+def test_a_recorded_server_that_ends_during_a_run_is_named_at_once(recorded, home):
+    """Prefect's client asks it again for minutes; one that is started meanwhile at the same address answers."""
+    said: Queue[str] = Queue()
+    with running_servers(home, said.put) as used:
+        recorded["prefect"].kill()
+        recorded["prefect"].wait()
+        sentence = said.get(timeout=20)
+    assert sentence.startswith(f"the prefect server of `glm46 up` has ended ({home.run_dir / 'prefect.log'}): this run")
+    assert sentence.endswith(f"unless `glm46 up` starts it again at {used.prefect} and {used.mlflow}")
+
+
 def test_beside_one_living_server_no_private_one_opens_its_database(recorded, home):
     recorded["mlflow"].kill()
     recorded["mlflow"].wait()
