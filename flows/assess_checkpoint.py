@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from configs.schema import PhaseSection
 from flows.check_contract import check_contract
+from flows.find_taken_down import tag_of_taken_down
 from flows.running.run import AssessedModel, Run
 from flows.running.run_step import run_effect, run_step
 from flows.show.track_run import finish_phase
 from infra.registry.experiment_tracking import connect
-from infra.registry.model_registry import ensure_alias, ensure_registered, model_name, version_tags
+from infra.registry.model_registry import ensure_alias, ensure_registered, find_version, model_name, version_tags
 from infra.servers.servers import artifact_root
 from infra.step import Artifact
 from tasks.data.packing.pack_phase import PackedPhase
@@ -65,6 +66,8 @@ def assess_checkpoint(
     finish_phase(run, phase, run_id, checkpoint, evaluation, decision)
 
     tags = version_tags(run.scale.scale, decision, run.store) | evaluation_tags(phase, evaluation.record)
+    if find_version(client, name, checkpoint.digest) is None:
+        tags |= tag_of_taken_down(run, prepared, checkpoint)
     description = f"{phase.name} at scale {run.scale.scale}"
     version, _ = run_effect(
         run,

@@ -12,6 +12,7 @@ from prefect import flow
 from flows.ask_approval import find_approval
 from flows.assess_checkpoint import evaluate
 from flows.assess_suite import answer_suite, format_margins, judge_suite, suite_figures
+from flows.find_taken_down import change_of_block_list
 from flows.quantize_model import (
     calibration_texts,
     calibrations_of,
@@ -42,7 +43,6 @@ from infra.registry.model_registry import (
 from infra.registry.promotion import Promotion, Rivals, look_up_rivals, promote, refusal_of
 from infra.servers.servers import artifact_root
 from infra.step import Artifact
-from tasks.data.filtering.blocked_documents import block_list_path, read_block_list
 from tasks.evaluation.comparisons import FIGURES, ServedFigures
 from tasks.evaluation.decide_gate import Anchors, GateDecision, decide_gate
 from tasks.evaluation.evaluate_checkpoint import Evaluation
@@ -246,21 +246,7 @@ def find_withdrawal(run: Run, prepared: PreparedData, checkpoint: Artifact[Train
     filtered its documents."""
     version = find_version(connect(run.mlflow), model_name(run.scale.scale), checkpoint.digest)
     refusal = "" if version is None else refusal_of(version)
-    return Withdrawal(reason=refusal or _change_of_block_list(run, prepared))
-
-
-def _change_of_block_list(run: Run, prepared: PreparedData) -> str:
-    """Why the documents of this run are not those that the block list leaves by now; empty where they are."""
-    if prepared.documents is None:
-        return ""
-    name = run.scale.data.recipe.filter.block_list
-    listed, applied = read_block_list(run.home.root, name), prepared.documents.filtered.manifest.identity["inputs"]
-    if applied["blocked"] == (listed and listed.digest):
-        return ""
-    return (
-        f"the block list {block_list_path(run.home.root, name)} was changed after this run had filtered its documents: "
-        f"run again, and what it lists is left out"
-    )
+    return Withdrawal(reason=refusal or change_of_block_list(run, prepared))
 
 
 def judge_against_rivals(
@@ -302,7 +288,7 @@ def promote_release(run: Run, prepared: PreparedData, released: ReleasedModel) -
     client, name = connect(run.mlflow), model_name(run.scale.scale)
 
     def act() -> Promotion:
-        if _change_of_block_list(run, prepared):
+        if change_of_block_list(run, prepared):
             return "overtaken"
         return promote(client, run.store, name, released.version, released.anchors, released.rivals, run.log.say)
 

@@ -17,9 +17,11 @@ from flows.cli.command import app
 from flows.cli.evidence import forget_document
 from flows.cli.evidence.trace_lineage import lineage_of_document
 from flows.cli.lineage_commands import lineage_document
+from flows.find_taken_down import tag_of_taken_down
 from flows.show.outcome import RunOutcome
 from infra.home import open_home
-from infra.registry.model_registry import DIGEST_TAG, find_version
+from infra.registry.model_registry import DIGEST_TAG, RegisteredVersion, find_version
+from infra.registry.promotion import refusal_of
 from infra.servers.databases import mlflow_database
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_store
@@ -178,6 +180,37 @@ def test_no_run_starts_from_weights_that_know_what_was_taken_down(release, home,
     run = SimpleNamespace(scale=scale, mlflow="", store=SimpleNamespace(load=lambda key, kind: trained))
     with refused:
         start_weights.find_start(run, trained.key, None)
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_tagged"),
+    [
+        (ONE, True),
+        ("https://two.example/b", True),
+        (f"{SAME} sha256:{content_digest('Text 2.')}", True),
+        ("https://other.example", False),
+        ("# a remark", False),
+    ],
+)
+def test_a_version_that_a_run_registers_after_a_take_down_of_its_text_is_tagged(
+    release, home, tmp_path, entry, is_tagged
+):
+    """The run has filtered its documents before. `forget` tags the versions that are registered by then."""
+    filtered, path = release.artifacts["filter_documents"], tmp_path / "blocked.txt"
+    inputs = {**filtered.manifest.identity["inputs"], "blocked": None}
+    manifest = filtered.manifest.model_copy(update={"identity": {**filtered.manifest.identity, "inputs": inputs}})
+    documents = SimpleNamespace(filtered=replace(filtered, manifest=manifest))
+    recipe = SimpleNamespace(filter=SimpleNamespace(block_list=str(path)))
+    scale = SimpleNamespace(data=SimpleNamespace(recipe=recipe))
+    run = SimpleNamespace(home=home, store=open_store(None, home), scale=scale)
+    path.write_text(f"{entry}\n")
+    trained, other = release.artifacts["train_phase"], SimpleNamespace(digest="0" * 64)
+    tags = tag_of_taken_down(run, SimpleNamespace(documents=documents), trained)
+    assert (
+        bool(tags) == is_tagged and ("was trained on a text" in refusal_of(RegisteredVersion("3", tags))) == is_tagged
+    )
+    assert tag_of_taken_down(run, SimpleNamespace(documents=documents), other) == {}, "it never read the text"
+    assert tag_of_taken_down(run, SimpleNamespace(documents=None), trained) == {}
 
 
 @pytest.mark.parametrize(
