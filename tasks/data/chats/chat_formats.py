@@ -17,6 +17,7 @@ from typing import Any
 from model.text.chat_template import Message
 from tasks.data.chats.chat_roles import ROLES, is_only_read, is_reasoning, role_of
 from tasks.data.chats.chat_tools import MalformedChatError, Record, calls_of, from_json, take_written, tools_of
+from tasks.data.chats.written_thoughts import EXPLAINED, thought_and_said
 from tasks.data.chats.written_turns import answered_turns, written_turns
 
 Conversation = tuple[list[Message], list[Record]]
@@ -48,9 +49,6 @@ PARTS = {
 FRAME = ("### Instruction:\n", "\n\n### Input:\n", "\n\n### Response:")
 """The frame that Alpaca's prompts put around an instruction: the training code of another model wrote it, not a
 user."""
-THOUGHT = ("<|begin_of_thought|>", "<|end_of_thought|>")
-SOLUTION = re.compile(r"<\|(?:begin|end)_of_solution\|>")
-"""Marks of OpenThoughts and Bespoke-Stratos, which their systems explain."""
 EXCHANGES = (("input", "output"), ("human", "assistant"))
 """Fields of a turn with its answer."""
 DISPLAY_TURN = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
@@ -246,7 +244,7 @@ def _message(number: int, given: object) -> Message:
     message["content"] = texts["text"]
     if role == "assistant":
         reasoning = _reasoning_of(turn) or texts["reasoning"]
-        message["reasoning"], message["content"] = _thought_and_said(number, texts["text"], reasoning)
+        message["reasoning"], message["content"] = thought_and_said(number, texts["text"], reasoning)
         if is_reasoning(turn):
             message["reasoning"], message["content"] = message["content"] or message.get("reasoning", ""), ""
         called = [_value(part) for part, kind in zip(parts, kinds, strict=True) if kind == "tool_call"]
@@ -262,16 +260,6 @@ def _is_value(content: object) -> bool:
     if isinstance(content, list):
         return any(isinstance(part, dict) and "type" not in part for part in content)
     return isinstance(content, dict)
-
-
-def _thought_and_said(number: int, text: str, reasoning: str) -> tuple[str, str]:
-    """The reasoning of an assistant's turn, which may be in its text, and the rest of the text."""
-    if text.lstrip().startswith(THOUGHT[0]):
-        text = SOLUTION.sub("", text.replace(THOUGHT[0], "<think>", 1).replace(THOUGHT[1], "</think>", 1))
-    thought, closed, said = text.strip().rpartition("</think>")
-    if closed and not thought.startswith("<think>"):
-        raise MalformedChatError("broken_reasoning", f"turn {number}: </think> without <think> at the start")
-    return (thought.removeprefix("<think>") if closed else reasoning).strip(), said.strip()
 
 
 def _text_message(role: str, content: str) -> Message:
@@ -302,11 +290,11 @@ def _value(part: object) -> object:
 
 
 def _checked(messages: list[Message]) -> list[Message]:
-    """Join neighbouring assistant turns, leave out systems that say nothing or explain the marks of THOUGHT, and cut
+    """Join neighbouring assistant turns, leave out systems that say nothing or explain marks that are read, and cut
     what follows the last answer that is trained on. Raises MalformedChatError for missing calls, results or answers."""
     joined: list[Message] = []
     for message in messages:
-        is_explaining = THOUGHT[0] in message["content"]
+        is_explaining = any(explained in message["content"] for explained in EXPLAINED)
         if message["role"] == "system" and (is_explaining or not message["content"].strip()):
             continue
         if joined and joined[-1]["role"] == message["role"] == "assistant":

@@ -1,10 +1,10 @@
 """Reads a conversation that a file holds as one text, or a prompt that holds its beginning, in the marks of a chat
 template or with its speakers' names.
 
-The marks are those of ChatML, Llama 2 and 3, Gemma, Zephyr, GLM, DeepSeek and HelpSteer2; the names those of
-OpenAssistant-Guanaco ("### Human:"), of hh-rlhf and BELLE ("Human:") and of Glaive and Vicuna ("USER:"). Trained as a
-text, such marks would stand beside those of this project's own template. A mark within a line, where a template writes
-none, is quoted by who speaks.
+The marks are those of ChatML, Llama 2 and 3, Gemma, Zephyr, GLM, DeepSeek, HelpSteer2 and gpt-oss's Harmony; the names
+those of OpenAssistant-Guanaco ("### Human:"), of hh-rlhf and BELLE ("Human:") and of Glaive and Vicuna ("USER:").
+Trained as a text, such marks would stand beside those of this project's own template. A mark within a line, where a
+template writes none, is quoted by who speaks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.data.chats.chat_roles import role_of
 STARTS = ("<|begin_of_text|>", "[gMASK]<sop>", "<bos>", "<s>", "<｜begin▁of▁sentence｜>")
 """What a template writes before the first turn."""
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>", "</s>", "<s>", "<|end|>")
-ENDS += ("<|endoftext|>", "<｜end▁of▁sentence｜>")
+ENDS += ("<|endoftext|>", "<｜end▁of▁sentence｜>", "<|return|>")
 """What a template writes after a turn; several may follow each other."""
 FREE = r"(?:\A|(?<=[\n>])|(?<=> ))"
 """Where a mark opens a turn: at the start, in a new line, or after another mark."""
@@ -46,6 +46,7 @@ FRAMES = (
     Frame(re.compile(FREE + r"<start_of_turn>(\w+)(?:\n|\Z)")),
     Frame(re.compile(r"<\|(system|user|assistant|observation)\|>(?:\n|\Z)")),
     Frame(re.compile(r"<｜(User|Assistant)｜>")),
+    Frame(re.compile(r"<\|start\|>([\w.]+(?: to=[\w.]+)?)(?:<\|message\|>|(?=<\|channel\|>)|\Z)")),
     Frame(re.compile(r"(\[/?INST\])"), "said"),
     Frame(re.compile(r"\n<extra_id_1>(User|Assistant)(?:\n|\Z)"), unmarked="user"),
     *(

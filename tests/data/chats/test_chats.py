@@ -21,6 +21,7 @@ from model.text.chat_template import render_to_train
 from tasks.data.chats.chat_formats import conversations_of
 from tasks.data.chats.chat_tools import MalformedChatError
 from tasks.data.chats.collect_chats import collect_chats
+from tasks.data.chats.written_thoughts import THOUGHTS
 from tasks.data.privacy.masked_chats import mask_chats
 from tasks.data.privacy.personal_data import KINDS, find_spans, mask_text
 from tasks.data.problems.synthesize_problems import synthesize_problems
@@ -67,6 +68,7 @@ def plain(*pairs: tuple[str, str]) -> list[tuple]:
 
 
 ASKED = plain(("user", "q"), ("assistant", "a"))
+HARMONY = "<|channel|>analysis<|message|>r<|end|><|start|>assistant<|channel|>final<|message|>a"
 FRAME = "Below is an instruction.\n\n### Instruction:\n"
 FORMATS = {
     "messages": ({"messages": turns(("user", "q"), ("assistant", "a"))}, ASKED),
@@ -338,6 +340,48 @@ FORMATS = {
         },
         [("user", "q", "", []), ("assistant", "a", "r", [])],
     ),
+    **{
+        f"thoughts marked by {begins}": (
+            {"messages": turns(("user", "q"), ("assistant", f"{begins}r{ends}\na"))},
+            [("user", "q", "", []), ("assistant", "a", "r", [])],
+        )
+        for begins, ends in THOUGHTS[1:]
+    },
+    "Harmony in an answer": (
+        {"prompt": "q", "completion": f"{HARMONY}<|return|>"},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "Harmony in a turn": (
+        {
+            "messages": turns(
+                ("system", "You are x.\n# Valid channels: analysis, commentary, final. Use them."),
+                ("user", "What is <|channel|>?"),
+                ("assistant", f"<|start|>assistant{HARMONY}"),
+                ("user", "b"),
+                ("assistant", "<|channel|> is a mark."),
+            )
+        },
+        [
+            ("user", "What is <|channel|>?", "", []),
+            ("assistant", "a", "r", []),
+            *plain(("user", "b"), ("assistant", "<|channel|> is a mark.")),
+        ],
+    ),
+    "Harmony in a text": (
+        {
+            "text": "<|start|>developer<|message|>s<|end|><|start|>user<|message|>q<|end|>"
+            f"<|start|>assistant{HARMONY}<|end|><|start|>user<|message|>b<|end|><|start|>assistant<|message|>c<|return|>"
+        },
+        [
+            *plain(("system", "s"), ("user", "q")),
+            ("assistant", "a", "r", []),
+            *plain(("user", "b"), ("assistant", "c")),
+        ],
+    ),
+    "a prompt in Harmony": (
+        {"prompt": "<|start|>user<|message|>q<|end|><|start|>assistant", "completion": HARMONY},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
     "a worked solution and its result": ({"question": "q", "solution": "a", "answer": "7"}, ASKED),
     "messages and an answer": (
         {"input": turns(("user", "q")), "output": "<think>r</think>a", "system_prompt": "s"},
@@ -603,6 +647,11 @@ MALFORMED = {
     },
     "broken_tools": {"tools": "{", "messages": turns(("user", "q"), ("assistant", "a"))},
     "broken_reasoning": {"messages": turns(("user", "q"), ("assistant", "r</think>a"))},
+    "broken_reasoning that is cut": {"messages": turns(("user", "q"), ("assistant", "<think>r"))},
+    "unsupported_channel": {
+        "prompt": "q",
+        "completion": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
+    },
     "broken_turn": {"messages": ["q", {"role": "assistant", "content": "a"}]},
     "broken_turn without a text": {"messages": [{"role": "user", "content": [{"q": "q"}]}, *turns(("assistant", "a"))]},
     "unsupported_part": {
