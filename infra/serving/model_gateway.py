@@ -22,6 +22,13 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, TCP
 from infra.serving.chat_page import chat_page
 from infra.serving.chat_requests import readable_chat, with_thinking
 from infra.serving.required_call import RequiredCall, required_call
+from infra.serving.unread_settings import (
+    refuse_broken_format,
+    refuse_formats,
+    refuse_unread,
+    with_chosen_token,
+    with_format,
+)
 
 MAX_REQUEST_BYTES = 64 << 20
 COMPLETIONS = "/v1/completions"
@@ -147,32 +154,21 @@ def _message_of(body: bytes) -> str:
 
 async def _pass_on(request: web.Request) -> web.StreamResponse:
     try:
-        body, reshapes = await request.read(), False
+        body = await request.read()
     except web.HTTPRequestEntityTooLarge:
         return _refusal(413, f"the request is too large: at most {MAX_REQUEST_BYTES} bytes are read")
-    if request.method == "POST" and request.path in CHATS:
-        given = _json_object(body)
-        try:
-            asked = readable_chat(given)
-            call = required_call(asked)
-            if call is not None:
-                return await _make_call(request, call)
-        except ValueError as error:
-            return _refusal(400, str(error))
-        except RecursionError:
-            return _refusal(400, "the request nests too deeply")
-        body = json.dumps(asked).encode() if asked != given else body
-    if request.method == "POST" and request.path in OTHER_CHATS and _requires_call(_json_object(body)):
-        return _refusal(400, f"a call can be required at {CHATS[0]} only: ask there, or with tool_choice auto or none")
-    if request.method == "POST" and request.path == MESSAGES:
-        given = _json_object(body)
-        asked = with_thinking(given)
-        body = json.dumps(asked).encode() if asked is not given else body
-    if request.method == "POST" and request.path == COMPLETIONS:
-        asked = _json_object(body)
-        if asked.get("echo"):
-            return _refusal(400, "echo is not supported: the answer holds no prompt, leave it out")
-        reshapes = bool(asked.get("logprobs"))
+    given = _json_object(body) if request.method == "POST" else {}
+    try:
+        asked = _readable(request.path, given)
+        call = required_call(asked) if request.path in CHATS else None
+        if call is not None:
+            return await _make_call(request, call)
+    except ValueError as error:
+        return _refusal(400, str(error))
+    except RecursionError:
+        return _refusal(400, "the request nests too deeply")
+    body = json.dumps(asked).encode() if asked != given else body
+    reshapes = request.path == COMPLETIONS and bool(asked.get("logprobs"))
     left_out = {*HOP_HEADERS, "content-encoding"}  # the body was read, and with that unpacked
     headers = {name: value for name, value in request.headers.items() if name.lower() not in left_out}
     headers["Authorization"] = f"Bearer {request.app[KEY]}"
@@ -191,6 +187,26 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
                 return await _send(request, response, _reshaped_events(answer.content))
             return await _send(request, response, _once(_reshaped(await answer.read(), {})))
         return await _send(request, response, answer.content.iter_any())
+
+
+def _readable(path: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """The request as llama.cpp's server reads it. Raises ValueError for what it would leave out without a word."""
+    if path in (*CHATS, *OTHER_CHATS, COMPLETIONS):
+        refuse_unread(asked)
+    if path in CHATS:
+        refuse_broken_format(asked)
+        return with_chosen_token(readable_chat(asked), "top_logprobs")
+    if path in OTHER_CHATS and _requires_call(asked):
+        raise ValueError(f"a call can be required at {CHATS[0]} only: ask there, or with tool_choice auto or none")
+    if path == MESSAGES:
+        refuse_formats(asked, "output_format", "output_config", "response_format")
+        return with_thinking(asked)
+    if path == COMPLETIONS:
+        refuse_formats(asked, "response_format")
+        if asked.get("echo"):
+            raise ValueError("echo is not supported: the answer holds no prompt, leave it out")
+        return with_chosen_token(asked, "logprobs")
+    return with_format(asked) if path in OTHER_CHATS else asked
 
 
 def _requires_call(asked: Mapping[str, Any]) -> bool:

@@ -326,3 +326,53 @@ def test_a_call_that_another_api_requires_is_refused_and_its_other_requests_pass
     free = [{"tools": [TOOL], "tool_choice": choice} for choice in ("auto", "none", {"type": "auto"}, None)]
     assert asyncio.run(ask(*required)) == [400] * len(required)
     assert asyncio.run(ask(*free, {"tool_choice": "required"}, {})) == [200] * (len(free) + 2)
+
+
+CHAT, TEXT, RESPONSE, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+SHAPE = {"type": "object", "properties": {"x": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "why"),
+    [
+        (CHAT, {"functions": [TOOL["function"]]}, "functions is not supported: describe them in tools"),
+        (CHAT, {"guided_json": SHAPE}, "guided_json is not supported: write response_format"),
+        (TEXT, {"min_tokens": 8}, "min_tokens is not supported"),
+        (CHAT, {"stop": 5}, "stop is 5: write a text"),
+        (TEXT, {"stop": ["a", 5]}, "write a text, or a list of texts"),
+        (MESSAGE, {"stop_sequences": 5}, "stop_sequences is 5"),
+        (CHAT, {"response_format": "json"}, "response_format is json: write"),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format is"),
+        (RESPONSE, {"text": {"format": {"type": "json_schema", "name": "a"}}}, "response_format is"),
+        (TEXT, {"response_format": {"type": "json_object"}}, "response_format has an effect at /v1/chat/completions"),
+        (
+            MESSAGE,
+            {"output_config": {"format": {"type": "json_schema", "schema": SHAPE}}},
+            "output_config has an effect",
+        ),
+    ],
+)
+def test_what_the_server_would_leave_out_without_a_word_is_refused_by_name(path, asked, why):
+    ((status, answer, body),) = passed_on((path, {}, json.dumps(asked).encode()))
+    assert (status, body) == (400, b"") and why in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "changed"),
+    [
+        (CHAT, {"stop": ["a"], "best_of": 1, "function_call": "none", "response_format": {"type": "text"}}, {}),
+        (CHAT, {"logprobs": True, "top_logprobs": 0}, {"top_logprobs": 1}),
+        (TEXT, {"logprobs": 0}, {"logprobs": 1}),
+        (TEXT, {"logprobs": False}, {}),
+        (RESPONSE, {"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+        (
+            RESPONSE,
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": SHAPE}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SHAPE}}},
+        ),
+        (MESSAGE, {"output_config": {"effort": "low"}, "stop_sequences": ["a"]}, {}),
+    ],
+)
+def test_what_the_server_reads_in_another_form_is_written_so(path, asked, changed):
+    ((status, _, body),) = passed_on((path, {}, json.dumps(asked).encode()))
+    assert status == 200 and json.loads(body) == asked | changed
