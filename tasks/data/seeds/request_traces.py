@@ -52,7 +52,8 @@ def request_traces(
 ) -> RequestedTraces:
     """Ask the teacher, and keep answers that verify. Raises ValueError without seeds or where no answer verifies,
     CostExceededError, or the client's error for a wrong key or model."""
-    seeds = sorted(read_seeds(sources.files), key=lambda seed: (sampling_hash(seed.id), seed.id))[: recipe.num_seeds]
+    seeds = [seed for seed in read_seeds(sources.files) if seed.question]
+    seeds = sorted(seeds, key=lambda seed: (sampling_hash(seed.id), seed.id))[: recipe.num_seeds]
     if not seeds:
         raise ValueError(
             "teacher: the sources hold no seed problem: give files of problems with answers the role prompts and the "

@@ -71,6 +71,7 @@ class Seed:
     licence: str
     kind: str
     question: str
+    """Empty for a program that is asked in several turns: its own solution is checked, and no conversation made."""
     answer: str
     """The final answer for mathematics; the tests for code."""
     solution: str
@@ -109,13 +110,14 @@ def _file_seeds(file: SourceFile) -> Iterator[Seed]:
 
 def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
     question = asked_question(record)
+    is_in_turns = file.kind == CODE and any(isinstance(record.get(name), list) for name in ("prompt", "messages"))
     if file.kind == CODE:
         answer, solution, module, told = code_parts(record)
         question = f"{question}\n{told}" if question else ""
     else:
         answer, solution = math_parts(record)
         module = ""
-    if not question.strip() or not answer.strip():
+    if not (question.strip() or is_in_turns) or not answer.strip():
         return None
     return Seed(
         document_id(file.name, offset, 0),

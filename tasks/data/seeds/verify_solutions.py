@@ -49,7 +49,7 @@ def verify_solutions(*, sources: SourceListing, output: Output) -> VerifiedSolut
                 output.report(Progress(number, len(solved), "solutions"))
             if reason:
                 rejected.append({"id": seed.id, "source": seed.source, "offset": seed.offset, "reason": reason})
-            else:
+            elif seed.question:
                 chats.append(conversation(seed, SUFFIX, "", written_solution(seed)))
     write_rows(output.path("chats.parquet"), chats, CHATS)
     write_rows(output.path("rejected.parquet"), rejected, REJECTED)

@@ -85,6 +85,11 @@ FILES = {
         ({"text": "No tests."}, "no_answer"),
         (APPS, ""),
         (HUMANEVAL, ""),
+        (
+            {"prompt": [*TURNS[:3], {"role": "user", "content": "Add after turns."}], "code": MBPP["code"]}
+            | {"test_list": ["assert add(1, 2) == 4"]},
+            "tests_failed",
+        ),
         (APPS | {"question": "Print the difference.", "solutions": json.dumps(["print(0)"])}, "tests_failed"),
     ],
     "choice": [
