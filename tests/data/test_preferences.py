@@ -54,6 +54,8 @@ TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
         ({"messages": ASKED, "chosen": "Yes.", "rejected": "No."}, 1),
         ({"chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, 1),
         ({"system": "Be brief.", "chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, 2),
+        ({"system_prompt": "Be brief.", "prompt": "Hi", "chosen": "Yes.", "rejected": "No."}, 2),
+        ({"system": "Be brief.", "chosen": [BRIEF, *ASKED, YES], "rejected": [BRIEF, *ASKED, NO]}, 2),
         ({"chosen": f"{TALK}Yes.", "rejected": f"{TALK}No."}, 3),
         ({"prompt": TALK, "chosen": " Yes.", "rejected": " No."}, 3),
         ({"chosen": "[INST] Hi [/INST] Yes.", "rejected": "[INST] Hi [/INST] No."}, 1),
@@ -105,6 +107,8 @@ def test_a_verdict_chooses_the_preferred_answer(name):
     assert (pair.chosen["content"], pair.rejected["content"]) == ("Yes.", "No.")
     assert (reversed_pair.chosen, reversed_pair.rejected) == (pair.rejected, pair.chosen)
     assert [message["content"] for message in pair.prompt] == ["Hi"]
+    as_text = pair_of({**record, field: str(right)})
+    assert as_text == pair, "a table of comma-separated values holds texts only"
     with pytest.raises(MalformedChatError, match="no_preference"):
         pair_of({**record, field: neither})
 

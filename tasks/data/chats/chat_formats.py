@@ -19,6 +19,7 @@ from tasks.data.chats.chat_roles import ROLES, is_only_read, is_reasoning, role_
 from tasks.data.chats.chat_tools import MalformedChatError, Record, calls_of, from_json, take_written, tools_of
 from tasks.data.chats.written_thoughts import EXPLAINED, thought_and_said
 from tasks.data.chats.written_turns import answered_turns, written_turns
+from tasks.data.records.record_fields import SYSTEMS
 
 Conversation = tuple[list[Message], list[Record]]
 """(messages, tools)"""
@@ -34,7 +35,6 @@ SWITCHES = ("on", "off")
 """Values of Nemotron's field `reasoning`, which says whether there is some."""
 CONTEXTS = ("input", "context")
 """Fields of an instruction's input."""
-SYSTEMS = ("system", "system_prompt")
 WRITTEN = ("text", "chat")  # a whole conversation in one text
 PARTS = {
     "text": "text",
@@ -290,12 +290,13 @@ def _value(part: object) -> object:
 
 
 def _checked(messages: list[Message]) -> list[Message]:
-    """Join neighbouring assistant turns, leave out systems that say nothing or explain marks that are read, and cut
+    """Join neighbouring assistant turns, leave out systems that say nothing, repeat or explain marks, and cut
     what follows the last answer that is trained on. Raises MalformedChatError for missing calls, results or answers."""
     joined: list[Message] = []
     for message in messages:
         is_explaining = any(explained in message["content"] for explained in EXPLAINED)
-        if message["role"] == "system" and (is_explaining or not message["content"].strip()):
+        is_repeated = joined[-1:] == [message]
+        if message["role"] == "system" and (is_explaining or is_repeated or not message["content"].strip()):
             continue
         if joined and joined[-1]["role"] == message["role"] == "assistant":
             joined[-1] = _join(joined[-1], message)

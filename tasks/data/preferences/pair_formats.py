@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.data.chats.chat_formats import conversations_of
 from tasks.data.chats.chat_roles import role_of
-from tasks.data.chats.chat_tools import MalformedChatError
+from tasks.data.chats.chat_tools import MalformedChatError, from_json
 from tasks.data.chats.written_turns import answered_turns, written_turns
+from tasks.data.records.record_fields import MEDIA, SYSTEMS
 
 if TYPE_CHECKING:
     from model.text.chat_template import Message
@@ -107,7 +108,7 @@ def _answers(record: Record) -> tuple[object, object]:
         return outputs[0], outputs[1]
     for first, second, verdict, prefers_first in COMPARISONS:
         if {first, second, verdict} <= record.keys():
-            is_first = prefers_first(record[verdict])
+            is_first = prefers_first(from_json(record[verdict]))
             if is_first is None:
                 raise MalformedChatError(NO_PREFERENCE, f"{verdict} is {record[verdict]!r}")
             return (record[first], record[second]) if is_first else (record[second], record[first])
@@ -161,7 +162,7 @@ def _conversation(record: Record, answer: object) -> tuple[list[Message], list[R
         turns = [*asked, answer]
     if not turns or not _answers_in_text(turns[-1]):
         raise MalformedChatError("no_answer", "the last turn is not the assistant's, or it is empty")
-    shared = {key: record[key] for key in ("tools", "system") if key in record}
+    shared = {key: record[key] for key in ("tools", "functions", *SYSTEMS, *MEDIA) if key in record}
     ((messages, tools),) = conversations_of({**shared, "messages": turns})
     return messages, tools
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.prompts.prompt_records import UnusablePromptError
+from tasks.data.records.record_fields import SYSTEMS
 from tasks.data.seeds.seed_problems import QUESTION_FIELDS
 
 if TYPE_CHECKING:
@@ -16,17 +17,21 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 def turns_before(record: Given) -> tuple[list[Message], Given]:
     """(the turns before the question, the record with the question alone as `prompt`). The turns are those of `prompt`,
-    `messages` or BFCL's `question`; a record with a question as text has none. Raises UnusablePromptError for turns of
+    `messages` or BFCL's `question`, after what a field says as the system, unless they begin with that; a record with a
+    question as text has none else. Raises UnusablePromptError for turns of
     tools, without text, and where the last one is not a user's."""
     question = record.get("question")
     asked = question[0] if isinstance(question, list) and len(question) == 1 else None
     given = next((turns for turns in (record.get("prompt"), record.get("messages"), asked) if _is_turns(turns)), None)
+    said = next((record[name].strip() for name in SYSTEMS if isinstance(record.get(name), str) and record[name]), "")
+    system: list[Message] = [{"role": "system", "content": said}] if said else []
     if given is None or any(isinstance(record.get(name), str) for name in QUESTION_FIELDS):
-        return [], record
+        return system, record
     *before, last = [_message(turn) for turn in given]
     if last["role"] != "user":
         raise UnusablePromptError("no_question")
-    return [turn for turn in before if turn["content"]], {**record, "prompt": last["content"]}
+    told = [turn for turn in before if turn["content"]]
+    return told if told[:1] == system else [*system, *told], {**record, "prompt": last["content"]}
 
 
 def _is_turns(value: object) -> bool:

@@ -293,6 +293,10 @@ FORMATS = {
             *plain(("tool", "first"), ("tool", "second"), ("assistant", "a")),
         ],
     ),
+    "system beside and inside": (
+        {"system": "s", "messages": turns(("system", "s"), ("user", "q"), ("assistant", "a"))},
+        [*plain(("system", "s")), *ASKED],
+    ),
     "developer": (
         {"messages": turns(("developer", "s"), ("User", "q"), ("model", "a"))},
         [*plain(("system", "s")), *ASKED],

@@ -68,6 +68,8 @@ FILES = {
         ({"messages": [*TURNS, {"role": "assistant", "content": "6"}], "label": "6"}, "no_question"),
         ({"messages": [{"role": "assistant", "tool_calls": [CALL]}, *TURNS], "label": "6"}, "turn_of_tools"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "label": "6"}, "no_text_turn"),
+        ({"system_prompt": "Be fast.", "problem": "Thirteen?", "answer": "13"}, ""),
+        ({"system": "Be short.", "prompt": TURNS[1:], "label": "6"}, ""),
         ({"messages": [{"role": "user", "content": "Eleven?"}], "solution": "\\boxed{11}"}, ""),
         ({"problem": "Which are even?", "reward_model": {"ground_truth": '["2", "4"]'}}, "no_answer"),
         ({"problem": "Prove it."}, "no_answer"),
@@ -148,6 +150,8 @@ RIGHT = {
     "Twelve?": "12",
     "Be exact.": "6",
     "Eleven?": "11",
+    "Be fast.": "13",
+    "Be short.": "6",
     "Which key?": "B",
     "Say it so.": "So",
     "Area?": "<tool_call>area\n</tool_call>",
@@ -251,6 +255,8 @@ def test_a_system_and_earlier_turns_stay_turns(prompts):
     expected = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
     assert turns["\n\n".join(said)] == expected
     assert [turn["role"] for turn in turns["Be brief.\n\nNine?"]] == ["system", "user"]
+    assert turns["Be fast.\n\nThirteen?"][0] == {"role": "system", "content": "Be fast."}
+    assert turns["\n\n".join(["Be short.", *said[1:]])][1:] == expected[1:]
     assert turns["Ten?"] == turns["Twelve?"] == []
 
 
