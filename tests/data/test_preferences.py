@@ -145,6 +145,7 @@ def test_the_input_of_an_instruction_is_asked_with_it():
         ({"prompt": "Hi", "answers": ["Yes.", "No."]}, "no_pair"),
         ({"prompt": "Hi", "response_1": "Yes.", "response_2": "No."}, "no_pair"),
         ({"conversation_a": [*ASKED, YES], "conversation_b": [*ASKED, NO], "winner": ["model_a"]}, "no_preference"),
+        ({"prompt": "Hi", "chosen": "Yes.", "rejected": "No.", "images": ["x.png"]}, "unsupported_part"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": "Yes."}, "equal_answers"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": " "}, "no_answer"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": None}, "no_answer"),

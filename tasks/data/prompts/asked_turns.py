@@ -18,8 +18,8 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 def turns_before(record: Given) -> tuple[list[Message], Given]:
     """(the turns before the question, the record with the question alone as `prompt`). The turns are those of `prompt`,
     `messages` or BFCL's `question`, after what a field says as the system, unless they begin with that; a record with a
-    question as text has none else. Raises UnusablePromptError for turns of
-    tools, without text, and where the last one is not a user's."""
+    question as text has none else. Raises UnusablePromptError for turns of tools, without text, and where the last one
+    is not a user's."""
     question = record.get("question")
     asked = question[0] if isinstance(question, list) and len(question) == 1 else None
     given = next((turns for turns in (record.get("prompt"), record.get("messages"), asked) if _is_turns(turns)), None)

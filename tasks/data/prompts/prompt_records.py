@@ -26,6 +26,7 @@ from tasks.data.prompts.constraints import constraint_problem
 from tasks.data.prompts.function_calls import ExpectedCall, name_and_arguments
 from tasks.data.prompts.published_layouts import LacksError, in_form_of_kind, passage_of
 from tasks.data.readers.json_lines import is_deep
+from tasks.data.records.record_fields import media_of
 from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, MATH, SAFETY, TOOLS
 from tasks.data.seeds.seed_problems import asked_question, code_parts, math_parts, only_question
 
@@ -60,6 +61,8 @@ class CheckablePrompt:
 
 def prompt_of(kind: str, record: Given) -> CheckablePrompt:
     """Raises UnusablePromptError."""
+    if media_of(record):
+        raise UnusablePromptError("unsupported_part")
     try:
         record = in_form_of_kind(kind, record)
     except LacksError as error:

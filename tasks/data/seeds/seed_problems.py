@@ -17,6 +17,7 @@ from infra.step import canonical_json
 from tasks.data.readers.record_lines import record_lines
 from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
 from tasks.data.records.documents import document_id
+from tasks.data.records.record_fields import media_of
 from tasks.data.sandbox.code_sandbox import PASSED, UNVERIFIABLE, isolation, judge_solution
 from tasks.data.seeds.code_answers import program_of
 from tasks.data.seeds.math_answers import answers_agree, boxed_answers, false_annotations, final_answer
@@ -109,6 +110,8 @@ def _file_seeds(file: SourceFile) -> Iterator[Seed]:
 
 
 def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
+    if media_of(record):
+        return None
     question = asked_question(record)
     is_in_turns = file.kind == CODE and any(isinstance(record.get(name), list) for name in ("prompt", "messages"))
     if file.kind == CODE:

@@ -454,7 +454,7 @@ FORMATS = {
     "inputs and targets": ({"inputs": "q", "targets": "a"}, ASKED),
     "input and target": ({"kind": "k", "input": "q", "target": "a"}, ASKED),
     "generated solution": ({"problem": "q", "generated_solution": "a", "expected_answer": "1"}, ASKED),
-    "query": ({"query": "q", "response": "a"}, ASKED),
+    "query": ({"query": "q", "response": "a", "images": [], "image": None}, ASKED),
     "input and output": ({"input": "q", "output": "a"}, ASKED),
     "cut behind the last answer": ({"messages": turns(("user", "q"), ("assistant", "a"), ("user", "b"))}, ASKED),
 }
@@ -664,6 +664,7 @@ MALFORMED = {
             *turns(("assistant", "a")),
         ]
     },
+    "unsupported_part beside the turns": {"images": ["x.png"], "messages": turns(("user", "q"), ("assistant", "a"))},
     "no_conversation": {"text": "q"},
 }
 

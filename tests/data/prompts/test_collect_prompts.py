@@ -68,6 +68,7 @@ FILES = {
         ({"messages": [*TURNS, {"role": "assistant", "content": "6"}], "label": "6"}, "no_question"),
         ({"messages": [{"role": "assistant", "tool_calls": [CALL]}, *TURNS], "label": "6"}, "turn_of_tools"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}], "label": "6"}, "no_text_turn"),
+        ({"problem": "What is in it?", "images": ["x.png"], "answer": "6"}, "unsupported_part"),
         ({"system_prompt": "Be fast.", "problem": "Thirteen?", "answer": "13"}, ""),
         ({"system": "Be short.", "prompt": TURNS[1:], "label": "6"}, ""),
         ({"messages": [{"role": "user", "content": "Eleven?"}], "solution": "\\boxed{11}"}, ""),
