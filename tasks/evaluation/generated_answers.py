@@ -131,10 +131,11 @@ def answer_chats(
 
 
 def _is_right(problem: Question, answer: str, is_ended: bool) -> bool:
-    """Text for text; a request by what it asks for, and only in an answer that ended by itself."""
-    if problem.kind == SAFETY:
-        return is_ended and answer != "" and behaves(answer, problem.answer)
-    return answer == problem.answer
+    """Text for text, a request by what it asks for; only an answer that ended by itself, as in reinforcement learning
+    (tasks/data/prompts/verifiers.py): "19" that was cut off may be the beginning of "195"."""
+    if not is_ended or not answer:
+        return False
+    return behaves(answer, problem.answer) if problem.kind == SAFETY else answer == problem.answer
 
 
 def asked_problems(questions: Sequence[Question], recipe: FormatRecipe) -> dict[str, list[Question]]:

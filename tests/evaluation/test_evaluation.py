@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,7 +35,7 @@ from tasks.evaluation.items import (
     read_items,
 )
 from tasks.evaluation.select_evaluation_items import _choose_documents
-from tasks.evaluation.suite import read_suite
+from tasks.evaluation.suite import Question, read_suite
 from tests.support.data_inputs import RESOURCES
 from tests.support.evaluation_fakes import (
     BENCHMARK,
@@ -345,10 +346,9 @@ def test_chat_answers_equal_generation_prompt_by_prompt(store):
         item = items[question.item_id]
         assert json.loads(item.output) == [answer_of(text) for text in texts]
         assert item.expected == str(int(question.text.split()[2]) + 1)
-        assert (
-            item.num_right == sum(answer_of(text) == item.expected for text in texts) == item.score * item.num_samples
-        )
         ended = [ids[-1] in end_token_ids(tokenizer) for ids in drawn.token_ids[4 * number : 4 * number + 4]]
+        right = sum(answer_of(text) == item.expected for text, is_ended in zip(texts, ended, strict=True) if is_ended)
+        assert item.num_right == right == item.score * item.num_samples
         assert item.num_formed == sum(
             is_ended and answer_of(text) != "" for text, is_ended in zip(texts, ended, strict=True)
         )
@@ -359,6 +359,27 @@ def test_chat_answers_equal_generation_prompt_by_prompt(store):
     assert record.pass_at_1 == pytest.approx(sum(item.num_right for item in items.values()) / 80, abs=1e-6)
     formed = sum(item.num_formed for item in items.values())
     assert record.formed_answer_share == formed / 80 and 0 < formed < 80
+
+
+def test_an_answer_that_was_cut_off_is_not_right_whatever_its_beginning():
+    from model.generation.generation import Generation
+    from tasks.evaluation.engine import end_token_ids
+    from tasks.evaluation.generated_answers import answer_chats
+
+    tokenizer = toy_tokenizer()
+    cut = tokenizer.encode("12", add_special_tokens=False).ids
+    rows = [cut, [*cut, end_token_ids(tokenizer)[0]]]
+
+    class Engine:
+        def generate(self, prompts, sampling, weights_version):
+            assert len(prompts) == len(rows)
+            zeros = [[0.0] * len(row) for row in rows]
+            return Generation(rows, zeros, zeros, zeros, weights_version)
+
+    asked = [Question(f"problem/{number}", CHAT_PROBLEM, "math", "", "What is 5 + 7?", "12") for number in range(2)]
+    recipe, output = RECIPE.model_copy(update={"samples_per_problem": 1}), SimpleNamespace(report=lambda _: None)
+    items = list(answer_chats(Engine(), tokenizer, asked, recipe, "v", output))
+    assert [(item.num_right, item.num_formed) for item in items] == [(0, 0), (1, 1)]
 
 
 def test_a_model_that_never_refuses_is_right_about_harmless_requests_wherever_it_answers(store):
