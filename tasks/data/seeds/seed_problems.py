@@ -155,10 +155,10 @@ def only_question(turns: object) -> str:
 
 def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
     """(final answer, worked solution); empty where the record has none. The answer may be that of `reward_model`,
-    as in data for verl, in a field of TRUTH_FIELDS, or in the last box of a solution, as in MATH."""
-    rewarded = record.get("reward_model")
-    fields = {"ground_truth": rewarded.get("ground_truth") if isinstance(rewarded, dict) else None}
-    fields = {**record, **{name: value for name, value in fields.items() if value is not None}}
+    as in data for verl, or of `verification_info`, JSON of SYNTHETIC-1, in a field of TRUTH_FIELDS, or in the last box
+    of a solution, as in MATH."""
+    truth = _object(record.get("reward_model") or record.get("verification_info")).get("ground_truth")
+    fields = record if truth is None else {**record, "ground_truth": truth}
     names = (*ANSWER_FIELDS, *TRUTH_FIELDS)
     given = next((fields[name] for name in names if _is_answer(fields.get(name))), "")
     answer = f"{given:.15g}" if isinstance(given, float) else _decoded(_one_of(given))
@@ -170,6 +170,15 @@ def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
     solution = record["solution"] if isinstance(record.get("solution"), str) else ""
     boxes = [] if answer.strip() else boxed_answers(solution)
     return (boxes[-1] if boxes else answer).strip(), solution
+
+
+def _object(value: object) -> dict[str, Any]:
+    """A mapping, also as JSON; empty for any other value."""
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _decoded(text: str) -> str:
