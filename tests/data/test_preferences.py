@@ -100,6 +100,15 @@ def test_every_layout_gives_a_prompt_and_two_answers(record, num_turns):
     assert len(pair.prompt) == num_turns and pair.prompt[-1]["role"] == "user"
 
 
+@pytest.mark.parametrize("written", [json.dumps, str])
+def test_turns_may_be_text_as_in_a_table(written):
+    """Of JSON, or as pandas writes a list."""
+    turns = {"chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}
+    assert pair_of({name: written(value) for name, value in turns.items()}) == pair_of(turns)
+    quoted = {"prompt": "Hi", "chosen": '["Yes."]', "rejected": '[{"a": 1}]'}
+    assert (pair_of(quoted).chosen["content"], pair_of(quoted).rejected["content"]) == ('["Yes."]', '[{"a": 1}]')
+
+
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_verdict_chooses_the_preferred_answer(name):
     record, field, right, wrong, neither = COMPARED[name]

@@ -19,7 +19,7 @@ from tasks.data.chats.chat_roles import ROLES, is_only_read, is_reasoning, role_
 from tasks.data.chats.chat_tools import MalformedChatError, Record, calls_of, from_json, take_written, tools_of
 from tasks.data.chats.written_thoughts import EXPLAINED, thought_and_said
 from tasks.data.chats.written_turns import answered_turns, written_turns
-from tasks.data.records.record_fields import SYSTEMS, media_of
+from tasks.data.records.record_fields import SYSTEMS, media_of, with_turns
 
 Conversation = tuple[list[Message], list[Record]]
 """(messages, tools)"""
@@ -60,6 +60,7 @@ def conversations_of(record: Record) -> list[Conversation]:
     """The conversations of one record, each ending with its last assistant turn. Raises MalformedChatError."""
     if media := media_of(record):
         raise MalformedChatError("unsupported_part", f"field {media} belongs to the text, and only text is read")
+    record = with_turns(record)
     given = tools_of(record.get("tools") or record.get("functions"))
     taken = [take_written(messages, given) for messages in _message_lists(record, is_calling=bool(given))]
     return [(_checked(messages), tools) for messages, tools in taken]

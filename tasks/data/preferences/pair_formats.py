@@ -18,7 +18,7 @@ from tasks.data.chats.chat_formats import conversations_of
 from tasks.data.chats.chat_roles import role_of
 from tasks.data.chats.chat_tools import MalformedChatError, from_json
 from tasks.data.chats.written_turns import answered_turns, written_turns
-from tasks.data.records.record_fields import MEDIA, SYSTEMS
+from tasks.data.records.record_fields import MEDIA, SYSTEMS, with_turns
 
 if TYPE_CHECKING:
     from model.text.chat_template import Message
@@ -87,6 +87,7 @@ class Pair(NamedTuple):
 
 def pair_of(record: Record) -> Pair:
     """The pair of one record. Raises MalformedChatError for a record that is none."""
+    record = with_turns(record)
     chosen, rejected = _answers(record)
     (better, tools), (worse, _) = _conversation(record, chosen), _conversation(record, rejected)
     if better[:-1] != worse[:-1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tasks.data.prompts.prompt_records import UnusablePromptError
-from tasks.data.records.record_fields import SYSTEMS
+from tasks.data.records.record_fields import SYSTEMS, with_turns
 from tasks.data.seeds.seed_problems import QUESTION_FIELDS
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def turns_before(record: Given) -> tuple[list[Message], Given]:
     `messages` or BFCL's `question`, after what a field says as the system, unless they begin with that; a record with a
     question as text has none else. Raises UnusablePromptError for turns of tools, without text, and where the last one
     is not a user's."""
+    record = with_turns(record)
     question = record.get("question")
     asked = question[0] if isinstance(question, list) and len(question) == 1 else None
     given = next((turns for turns in (record.get("prompt"), record.get("messages"), asked) if _is_turns(turns)), None)

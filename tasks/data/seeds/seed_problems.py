@@ -17,7 +17,7 @@ from infra.step import canonical_json
 from tasks.data.readers.record_lines import record_lines
 from tasks.data.readers.source_bytes import HashingReader, is_listed, open_source
 from tasks.data.records.documents import document_id
-from tasks.data.records.record_fields import media_of
+from tasks.data.records.record_fields import media_of, with_turns
 from tasks.data.sandbox.code_sandbox import PASSED, UNVERIFIABLE, isolation, judge_solution
 from tasks.data.seeds.code_answers import program_of
 from tasks.data.seeds.math_answers import answers_agree, boxed_answers, false_annotations, final_answer
@@ -112,6 +112,7 @@ def _file_seeds(file: SourceFile) -> Iterator[Seed]:
 def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
     if media_of(record):
         return None
+    record = with_turns(record)
     question = asked_question(record)
     is_in_turns = file.kind == CODE and any(isinstance(record.get(name), list) for name in ("prompt", "messages"))
     if file.kind == CODE:
@@ -138,6 +139,7 @@ def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
 
 def asked_question(record: Mapping[str, Any]) -> str:
     """The question of a record; empty where it has none."""
+    record = with_turns(record)
     if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
         return f"{record['Body'].rstrip('. ')}. {record['Question']}"
     asked = next((_decoded(record[name]) for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")

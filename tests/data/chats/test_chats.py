@@ -303,6 +303,12 @@ FORMATS = {
     ),
     "empty system": ({"messages": turns(("system", ""), ("user", "q"), ("assistant", "a"))}, ASKED),
     "messages as text": ({"messages": json.dumps(turns(("user", "q"), ("assistant", "a")))}, ASKED),
+    "messages as Python writes them": ({"messages": str(turns(("user", "q"), ("assistant", "a")))}, ASKED),
+    "prompt as text of turns": ({"prompt": json.dumps(turns(("user", "q"))), "response": "a"}, ASKED),
+    "an answer that is text of turns": (
+        {"prompt": "q", "response": '[{"role": "user"}]'},
+        plain(("user", "q"), ("assistant", '[{"role": "user"}]')),
+    ),
     "history before an instruction": (
         {"system": "s", "history": [["q", "a"]], "instruction": "b", "input": "", "output": "c"},
         [*plain(("system", "s")), *ASKED, *plain(("user", "b"), ("assistant", "c"))],
