@@ -188,6 +188,16 @@ class PhaseRecipe(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _settings_of_rows_have_rows(self) -> Self:
+        idle = [name for name in ("fim_rate", "bucket_weights") if getattr(self, name) and not self.reads_rows]
+        if idle:
+            raise ValueError(
+                f"{' and '.join(idle)} would act on packed documents, and objective {self.objective.kind} reads none: "
+                f"set fim_rate to 0 and bucket_weights to []"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _gate_judges_what_is_trained(self) -> Self:
         is_judged = self.gate.own_figure == "pair_accuracy" or self.gate.min_pair_accuracy > 0
         if not self.reads_pairs and (is_judged or self.gate.max_calibration_error < 1):

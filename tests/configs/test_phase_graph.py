@@ -219,6 +219,14 @@ def test_right_answers_have_a_course_of_their_own_and_weights_to_come_from(tree,
         scale_of(tree, tmp_path)
 
 
+@pytest.mark.parametrize("idle", [{"fim_rate": 0.5}, {"bucket_weights": [1.0, 2.0]}])
+def test_settings_of_documents_are_refused_where_none_are_read(idle, tree, tmp_path):
+    phase_of(tree, "rl_reasoning")["recipe"].update(idle)
+    (name,) = idle
+    with pytest.raises(ValueError, match=f"{name} would act on packed documents, and objective grpo reads none"):
+        scale_of(tree, tmp_path)
+
+
 def test_prompts_are_measured_by_the_start_and_answered_in_one_turn(tree, tmp_path):
     recipe = phase_of(tree, "rl_reasoning")["recipe"]
     assert not scale_of(tree, tmp_path).phases[-1].recipe.asks_start
