@@ -16,7 +16,7 @@ from typing import Any
 
 from model.text.chat_template import Message
 from tasks.data.chats.chat_roles import ROLES, is_only_read, is_reasoning, role_of
-from tasks.data.chats.chat_tools import MalformedChatError, Record, calls_of, from_json, take_written, tools_of
+from tasks.data.chats.chat_tools import MalformedChatError, Record, calls_of, from_json, functions_of, take_written
 from tasks.data.chats.written_thoughts import EXPLAINED, thought_and_said
 from tasks.data.chats.written_turns import answered_turns, written_turns
 from tasks.data.records.record_fields import SYSTEMS, media_of, with_turns
@@ -60,8 +60,10 @@ def conversations_of(record: Record) -> list[Conversation]:
     """The conversations of one record, each ending with its last assistant turn. Raises MalformedChatError."""
     if media := media_of(record):
         raise MalformedChatError("unsupported_part", f"field {media} belongs to the text, and only text is read")
-    record = with_turns(record)
-    given = tools_of(record.get("tools") or record.get("functions"))
+    settings = record.get("chat_template_kwargs")
+    record = {**(settings if isinstance(settings, dict) else {}), **with_turns(record)}
+    turns = next((record[key] for key in TURN_LISTS if isinstance(record.get(key), list)), [])
+    given = functions_of(record, turns)
     taken = [take_written(messages, given) for messages in _message_lists(record, is_calling=bool(given))]
     return [(_checked(messages), tools) for messages, tools in taken]
 

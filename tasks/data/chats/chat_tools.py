@@ -13,13 +13,18 @@ import ast
 import json
 import re
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 from model.text.chat_template import Message, ToolCall
+from tasks.data.chats.chat_roles import role_of
 from tasks.data.prompts.function_calls import name_and_arguments, written_calls
 from tasks.data.readers.json_lines import MAX_DEPTH, is_deep
 
 Record = dict[str, Any]
+
+TOOLS = ("tools", "functions", "available_tools", "xml_tools")
+"""Fields that describe functions; the last two are Toucan's and SmolTalk2's."""
 
 MAX_DETAIL_CHARS = 200
 DESCRIBED = re.compile(r"<tools>\s*([^<\s].*?)</tools>", re.DOTALL)
@@ -81,14 +86,22 @@ def calls_of(number: int, value: object) -> list[ToolCall]:
     return calls
 
 
+def functions_of(record: Record, turns: Sequence[Any]) -> list[Record]:
+    """What `tools_of` gives of the first field that describes functions, of the record or of a system's turn. Raises
+    MalformedChatError."""
+    places = [record, *(turn for turn in turns if isinstance(turn, dict) and role_of(turn) == "system")]
+    return tools_of(next(filter(None, (place.get(name) for place in places for name in TOOLS)), None))
+
+
 def tools_of(value: object) -> list[Record]:
     """Function descriptions, each as {"type": "function", "function": {...}}. Raises MalformedChatError."""
     parsed = from_json(value or [])
+    parsed = [from_json(tool) for tool in parsed] if isinstance(parsed, list) else parsed
     if not isinstance(parsed, list) or not all(isinstance(tool, dict) for tool in parsed):
         raise MalformedChatError("broken_tools", f"{reprlib.repr(value)} is no list of objects")
     if is_deep(parsed):
         raise MalformedChatError("broken_tools", f"they nest more than {MAX_DEPTH} levels deep")
-    return [tool if "function" in tool else {"type": "function", "function": _described(tool)} for tool in parsed]
+    return [tool if tool.get("function") else {"type": "function", "function": _described(tool)} for tool in parsed]
 
 
 def _described(tool: Record) -> Record:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.data.chats.chat_formats import conversations_of
 from tasks.data.chats.chat_roles import role_of
-from tasks.data.chats.chat_tools import MalformedChatError, from_json
+from tasks.data.chats.chat_tools import TOOLS, MalformedChatError, from_json
 from tasks.data.chats.written_turns import answered_turns, written_turns
 from tasks.data.records.record_fields import MEDIA, SYSTEMS, with_turns
 
@@ -163,7 +163,7 @@ def _conversation(record: Record, answer: object) -> tuple[list[Message], list[R
         turns = [*asked, answer]
     if not turns or not _answers_in_text(turns[-1]):
         raise MalformedChatError("no_answer", "the last turn is not the assistant's, or it is empty")
-    shared = {key: record[key] for key in ("tools", "functions", *SYSTEMS, *MEDIA) if key in record}
+    shared = {key: record[key] for key in (*TOOLS, *SYSTEMS, *MEDIA) if key in record}
     ((messages, tools),) = conversations_of({**shared, "messages": turns})
     return messages, tools
 

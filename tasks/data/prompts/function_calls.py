@@ -21,10 +21,10 @@ class ExpectedCall(TypedDict):
 
 def name_and_arguments(call: object) -> tuple[Any, Any]:
     """Those of a call as files hold it, with OpenAI's `function` around them or without; (None, None) of no object."""
-    given = call.get("function", call) if isinstance(call, dict) else None
+    given = (call.get("function") or call) if isinstance(call, dict) else None
     if not isinstance(given, dict):
         return None, None
-    return given.get("name"), next((given[key] for key in ARGUMENTS if key in given), None) or {}
+    return given.get("name"), next((given[key] for key in ARGUMENTS if given.get(key) is not None), None) or {}
 
 
 def calls_agree(text: str, expected: Sequence[ExpectedCall]) -> bool:

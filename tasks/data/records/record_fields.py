@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-SYSTEMS = ("system", "system_prompt")
-"""What a system says, beside the turns."""
+SYSTEMS = ("system", "system_prompt", "custom_instructions")
+"""What a system says, beside the turns; the last one is SmolTalk2's."""
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 """Pictures, films and sounds that belong to the text, as LLaVA, ms-swift, LLaMA-Factory and verl have them."""
 TURNS = ("messages", "conversations", "conversation", "history", "prompt", "completion", "context", "chosen")

@@ -186,6 +186,26 @@ FORMATS = {
         },
         [("user", "q", "", []), ("assistant", "", "", [CALL]), ("tool", "o", "", []), ("assistant", "a", "", [])],
     ),
+    "call with fields that are null": (
+        {
+            "messages": [
+                *turns(("user", "q")),
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": None, "name": "f", "arguments": None, "parameters": {"x": 1}}],
+                },
+                *turns(("tool", "o"), ("assistant", "a")),
+            ]
+        },
+        [("user", "q", "", []), ("assistant", "", "", [CALL]), ("tool", "o", "", []), ("assistant", "a", "", [])],
+    ),
+    "settings of a chat template": (
+        {
+            "messages": turns(("user", "q"), ("assistant", "a")),
+            "chat_template_kwargs": {"custom_instructions": "s", "enable_thinking": False},
+        },
+        [*plain(("system", "s")), *ASKED],
+    ),
     "call with arguments as text": (
         {
             "messages": [
@@ -673,6 +693,21 @@ MALFORMED = {
     "unsupported_part beside the turns": {"images": ["x.png"], "messages": turns(("user", "q"), ("assistant", "a"))},
     "no_conversation": {"text": "q"},
 }
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"functions": [OBJECT["function"]]},
+        {"available_tools": json.dumps([OBJECT])},
+        {"chat_template_kwargs": {"xml_tools": [json.dumps(OBJECT)]}},
+        {"messages": [{"role": "system", "content": "s", "tools": [OBJECT]}]},
+    ],
+)
+def test_functions_are_described_in_several_places(places):
+    told = turns(("user", "q"), ("assistant", "a"))
+    ((_, tools),) = conversations_of({**places, "messages": [*places.get("messages", []), *told]})
+    assert tools == [OBJECT]
 
 
 @pytest.mark.parametrize("reason", MALFORMED)
