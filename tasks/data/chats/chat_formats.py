@@ -27,10 +27,12 @@ Conversation = tuple[list[Message], list[Record]]
 CALL_ROLES = ("function_call", "tool_call")
 TURN_LISTS = ("messages", "conversations", "conversation", "history")
 QUESTIONS = ("instruction", "prompt", "question", "Question", "query", "problem", "input", "inputs")
-ANSWERS = ("output", "response", "Response", "generated_solution", "solution", "answer", "completion")
-ANSWERS += ("target", "targets", "content")
-"""The first one counts: of a worked solution and its bare result the solution."""
+ANSWERS = ("output", "response", "Response", "generated_solution", "attempt", "deepseek_attempt", "solution", "answer")
+ANSWERS += ("completion", "target", "targets", "content")
+"""The first one counts: of a worked solution and its bare result the solution; of s1K the model's attempt, which its
+reasoning led to."""
 REASONINGS = ("reasoning_content", "reasoning", "thinking", "Complex_CoT")
+REASONINGS += ("thinking_trajectories", "deepseek_thinking_trajectory")
 SWITCHES = ("on", "off")
 """Values of Nemotron's field `reasoning`, which says whether there is some."""
 CONTEXTS = ("input", "context")
@@ -124,11 +126,12 @@ def _asked_and_answered(record: Record, *, is_calling: bool) -> list[Message]:
 
 def _reasoning_of(fields: Record) -> str:
     """What an assistant thought, in a field beside what it said."""
-    given = [fields[key] for key in REASONINGS if isinstance(fields.get(key), str)]
+    told = [fields.get(key) for key in REASONINGS]
+    given = ["\n\n".join(each) if _are_texts(each) else each for each in told]
     details = fields.get("reasoning_details")  # OpenRouter's
     parts = [part.get("text") for part in details if isinstance(part, dict)] if isinstance(details, list) else []
     said = "\n".join(part for part in parts if isinstance(part, str))
-    return next((text for text in [*given, said] if text not in SWITCHES), "")
+    return next((text for text in [*given, said] if isinstance(text, str) and text and text not in SWITCHES), "")
 
 
 def _are_texts(turns: Any) -> bool:

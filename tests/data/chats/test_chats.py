@@ -352,6 +352,20 @@ FORMATS = {
         {"input": "q", "reasoning_content": "r", "content": "a", "score": 10},
         [("user", "q", "", []), ("assistant", "a", "r", [])],
     ),
+    "s1K": (
+        {"question": "q", "solution": "x", "thinking_trajectories": ["r"], "attempt": "a"},
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
+    "s1K-1.1": (
+        {
+            "question": "q",
+            "solution": "x",
+            "gemini_attempt": "y",
+            "deepseek_thinking_trajectory": "r",
+            "deepseek_attempt": "a",
+        },
+        [("user", "q", "", []), ("assistant", "a", "r", [])],
+    ),
     "medical reasoning": (
         {"Question": "q", "Complex_CoT": "r", "Response": "a"},
         [("user", "q", "", []), ("assistant", "a", "r", [])],
