@@ -64,6 +64,7 @@ TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
         ({"prompt": "Hi", "chosen": [*ASKED, NO, *ASKED, YES], "rejected": [*ASKED, NO, *ASKED, NO]}, 3),
         ({"messages": [*ASKED, YES], "rejected_messages": [*ASKED, NO]}, 1),
         ({"question": "Hi", "response_j": "Yes.", "response_k": "No."}, 1),
+        ({"prompt": "Hi", "chosen": "Yes.", "rejected": "No.", "chosen-rating": 5.0, "rejected-rating": 4.75}, 1),
         ({"instruction": "Hi", "completions": rated("fine-grained_score", response=(2.5, 4.75, 1))}, 1),
         ({"instruction": "Hi", "completions": rated("fine-grained_score", response=(None, 4.75, 1))}, 1),
         ({"instruction": "Hi", "completions": rated("fine-grained_score", response=(float("nan"), 4.75, 1))}, 1),
@@ -156,6 +157,10 @@ def test_the_input_of_an_instruction_is_asked_with_it():
         ({"conversation_a": [*ASKED, YES], "conversation_b": [*ASKED, NO], "winner": ["model_a"]}, "no_preference"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": "No.", "images": ["x.png"]}, "unsupported_part"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": "Yes."}, "equal_answers"),
+        (
+            {"prompt": "Hi", "chosen": "Yes.", "rejected": "No.", "score_chosen": 7, "score_rejected": 7.0},
+            "no_preference",
+        ),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": " "}, "no_answer"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": None}, "no_answer"),
         ({"prompt": "Hi", "chosen": [*ASKED, YES, *ASKED], "rejected": [NO]}, "no_answer"),

@@ -59,6 +59,11 @@ PREFERRED = (("chosen", "rejected"), ("response_j", "response_k"), ("messages", 
 """Fields of the better and of the other answer; the last ones of the pairs of Stack Exchange and of ms-swift."""
 
 
+SCORES = (("score_chosen", "score_rejected"), ("chosen_score", "rejected_score"), ("chosen_rating", "rejected_rating"))
+SCORES += (("chosen-rating", "rejected-rating"),)
+"""Fields of what both answers were rated; equal ones are no preference."""
+
+
 class Ranking(NamedTuple):
     """Records with a list of rated answers, of which the best and the worst are a pair."""
 
@@ -101,6 +106,7 @@ def _answers(record: Record) -> tuple[object, object]:
     """What stands for the preferred and for the rejected answer."""
     for better, worse in PREFERRED:
         if {better, worse} <= record.keys():
+            _refuse_equal_scores(record)
             return record[better], record[worse]
     if "rejected_response" in record and _is_turns(record.get("messages")):
         return record["messages"][-1], record["rejected_response"]
@@ -117,6 +123,13 @@ def _answers(record: Record) -> tuple[object, object]:
         if ranked := _ranked(record.get(ranking.answers), ranking):
             return ranked
     raise MalformedChatError("no_pair", f"fields are {', '.join(sorted(map(str, record)))}")
+
+
+def _refuse_equal_scores(record: Record) -> None:
+    for better, worse in SCORES:
+        rated = record.get(better)
+        if isinstance(rated, int | float) and rated == record.get(worse):
+            raise MalformedChatError(NO_PREFERENCE, f"{better} and {worse} are {rated!r}")
 
 
 def _ranked(answers: object, ranking: Ranking) -> tuple[object, object] | None:
