@@ -12,7 +12,7 @@ import json
 import re
 import reprlib
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeGuard
 
 from model.text.chat_template import Message
 from tasks.data.chats.chat_roles import ROLES, is_only_read, is_reasoning, role_of
@@ -134,7 +134,7 @@ def _reasoning_of(fields: Record) -> str:
     return next((text for text in [*given, said] if isinstance(text, str) and text and text not in SWITCHES), "")
 
 
-def _are_texts(turns: Any) -> bool:
+def _are_texts(turns: Any) -> TypeGuard[list[str]]:
     return isinstance(turns, list) and bool(turns) and all(isinstance(turn, str) for turn in turns)
 
 
