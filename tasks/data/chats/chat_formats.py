@@ -241,6 +241,8 @@ def _message(number: int, given: object) -> Message:
     if str(name).lower() in CALL_ROLES:
         message["tool_calls"] = calls_of(number, content)
         return message
+    if role == "user" and content is None:
+        raise MalformedChatError("broken_turn", f"turn {number} of the user has no content, its fields are {[*turn]}")
     if role == "tool" and _is_value(content):
         content = json.dumps(content, ensure_ascii=False)
     parts = content if isinstance(content, list) else [] if content is None else [{"type": "text", "text": content}]

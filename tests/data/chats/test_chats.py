@@ -697,6 +697,7 @@ MALFORMED = {
         "completion": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
     },
     "broken_turn": {"messages": ["q", {"role": "assistant", "content": "a"}]},
+    "broken_turn in another field": {"messages": [{"role": "user", "text": "q"}, *turns(("assistant", "a"))]},
     "broken_turn without a text": {"messages": [{"role": "user", "content": [{"q": "q"}]}, *turns(("assistant", "a"))]},
     "unsupported_part": {
         "messages": [
