@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from tasks.data.seeds.math_expressions import Read, read_expression
@@ -33,8 +34,11 @@ OTHER_SIGNS = str.maketrans(
         "³": "^3",
     }
 )
-NAMED = re.compile(r"((?:[a-z]|\\[a-z]+)(?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?)\s*(?:=|\\in(?![a-z]))([^=]*)")
-"""`x=5`, `f(x)=2x` and `x\\in[1,2]`."""
+NAMED = re.compile(
+    r"((?:[a-z]|\\[a-z]+)(?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\))\s*"
+    r"(?:=|\\in(?![a-z]))([^=]*)"
+)
+"""`x=5`, `f(x)=2x`, `x\\in[1,2]` and `(x,y)=(1,2)`."""
 RELATIONS = re.compile(r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt|approx|equiv|to|rightarrow)(?![a-z])")
 OPENING, CLOSING = "([{", ")]}"
 
@@ -61,8 +65,8 @@ class Answer:
 def are_equal(answer: str, wanted: str) -> bool:
     """Of final answers in small letters without formatting. False where one of them cannot be read.
 
-    A number is wanted where the wanted answer is one: an answer that leaves its sum or product to be computed, as
-    `47+38` for 85, is none."""
+    A number is wanted where the wanted answer is one: an answer that leaves its sum, product or function to be
+    computed, as `47+38` for 85 or `\\log_8 2` for 1/3, repeats the question."""
     if max(len(answer), len(wanted)) > MAX_CHARS:
         return False
     try:
@@ -76,7 +80,7 @@ def _read(text: str) -> Answer:
     text = text.translate(OTHER_SIGNS).replace("**", "^").replace("\\{", "{").replace("\\}", "}").strip()
     if named := NAMED.fullmatch(text):
         answer = _read_unnamed(named[2].strip())
-        return Answer(answer.kind, answer.brackets, answer.texts, answer.parts, named[1])
+        return Answer(answer.kind, answer.brackets, answer.texts, answer.parts, "".join(named[1].split()))
     return _read_unnamed(text)
 
 
@@ -134,6 +138,14 @@ def _is_enclosed(text: str) -> bool:
     return depths[-1] == 0 and all(depths[:-1])
 
 
+def _is_left_undone(answer: Read, wanted: Read) -> bool:
+    """Whether an answer leaves to be computed what the wanted number does not: a sum, or a function of a rational
+    value."""
+    if wanted.is_undone or wanted.has_calls:
+        return answer.is_undone and not wanted.is_undone
+    return answer.is_undone or (answer.has_calls and isinstance(wanted.value, Fraction))
+
+
 class _Comparison:
     def __init__(self) -> None:
         self.arithmetic = Arithmetic()
@@ -164,7 +176,7 @@ class _Comparison:
 
     def _same_values(self, answer: str, wanted: str) -> bool:
         ours, theirs = self._values(answer), self._values(wanted)
-        if not theirs[0].symbols and ours[0].is_undone and not theirs[0].is_undone:
+        if not theirs[0].symbols and _is_left_undone(ours[0], theirs[0]):
             return False
         return all(self.arithmetic.are_equal(one.value, other.value) for one, other in zip(ours, theirs, strict=True))
 

@@ -46,6 +46,8 @@ class Read(NamedTuple):
     is_undone: bool
     """Whether it leaves a sum or a product of two rational numbers to be computed, as `47+38`; a power such as 3*10^5
     or a fraction is no such product."""
+    has_calls: bool
+    """Whether it leaves a function, a root, a binomial or a rounding to be computed, as `\\log_8 2`."""
 
 
 def read_expression(text: str, arithmetic: Arithmetic, point: int) -> Read:
@@ -54,7 +56,7 @@ def read_expression(text: str, arithmetic: Arithmetic, point: int) -> Read:
     value = reader.sum()
     if reader.next is not None:
         raise UnreadableError(f"{reader.next} is unexpected")
-    return Read(value, frozenset(reader.symbols), reader.is_undone)
+    return Read(value, frozenset(reader.symbols), reader.is_undone, reader.has_calls)
 
 
 def _tokens(text: str) -> list[str]:
@@ -88,7 +90,7 @@ class _Reader:
         self.tokens, self.arithmetic, self.point = tokens, arithmetic, point
         self.at = self.depth = self.num_bars = 0
         self.symbols: set[str] = set()
-        self.is_undone = False
+        self.is_undone = self.has_calls = False
 
     @property
     def next(self) -> str | None:
@@ -174,6 +176,7 @@ class _Reader:
         name = token.removeprefix("\\")
         if token in ("\\frac", "\\binom"):
             one, other = self.argument(), self.argument()
+            self.has_calls |= name == "binom"
             return self.arithmetic.divide(one, other) if name == "frac" else self.arithmetic.binomial(one, other)
         if name in FUNCTIONS and len(name) > 1:
             return self.function(name)
@@ -188,6 +191,7 @@ class _Reader:
         value = self.sum()
         self.take(PAIRS[opening])
         self.num_bars = outer
+        self.has_calls |= opening in ROUNDINGS
         return self.arithmetic.call(ROUNDINGS[opening], value) if opening in ROUNDINGS else value
 
     def argument(self) -> Value:
@@ -201,6 +205,7 @@ class _Reader:
     def function(self, name: str) -> Value:
         """With a power of the function (`\\sin^2 x`), a degree of the root or a base of the logarithm before its
         argument, which has brackets or goes on to the next sign or function."""
+        self.has_calls = True
         degree = base = exponent = None
         if name == "sqrt" and self.next == "[":
             degree = self.deeper(self.atom)

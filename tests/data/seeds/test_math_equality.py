@@ -28,7 +28,6 @@ EQUAL = [
     ("\\frac{\\sqrt8}{2}", "\\sqrt{2}"),
     ("\\dfrac{1}{\\sqrt{3}}", "\\frac{\\sqrt3}{3}"),
     ("√2/2", "\\frac{1}{\\sqrt 2}"),
-    ("\\sqrt[3]{-8}", "-2"),
     ("8^{1/3}", "2"),
     ("10^3", "1000"),
     ("10**3", "1000"),
@@ -36,7 +35,6 @@ EQUAL = [
     ("1.5e-3", "0.0015"),
     ("3 \\times 10^5", "300000"),
     ("3!", "6"),
-    ("\\binom{5}{2}", "10"),
     ("2\\pi", "\\pi \\cdot 2"),
     ("2π", "2pi"),
     ("\\frac{\\pi}{2}", "0.5\\pi"),
@@ -53,7 +51,9 @@ EQUAL = [
     ("1\\frac12", "3/2"),
     ("(1, 2)", "\\left(1,\\frac{4}{2}\\right)"),
     ("[0,\\infty)", "[0, \\infty)"),
-    ("(-\\infty, \\sqrt{4}]", "(-\\infty,2]"),
+    ("(-\\infty, \\sqrt{8}]", "(-\\infty,2\\sqrt{2}]"),
+    ("(x, y)=(1, 2)", "(1,2)"),
+    ("(x, y) = (1, 2)", "(x,y)=(1,2)"),
     ("x \\in [1,2)", "[1, 2)"),
     ("\\{1,2,3\\}", "\\{3, 2, 1\\}"),
     ("1, 2", "2,1"),
@@ -64,15 +64,11 @@ EQUAL = [
     ("1 \\pm \\sqrt{2}", "1-\\sqrt2, 1+\\sqrt2"),
     ("(-\\infty,0)\\cup(1,2)", "(1,2) \\cup (-\\infty, 0)"),
     ("\\{5\\}", "5"),
-    ("\\sin^2 x + \\cos^2 x", "1"),
     ("\\sin 2x", "2\\sin x\\cos x"),
-    ("\\log_2 8", "3"),
     ("\\ln 8", "3\\ln 2"),
     ("\\log 8", "3\\log 2"),
     ("e^{i\\pi}", "-1"),
     ("(1+i)^2", "2i"),
-    ("|{-3}|", "3"),
-    ("\\lfloor 2.7 \\rfloor", "2"),
     ("5\\text{ cm}", "5"),
     ("5\\text{ cm}^2", "5"),
     ("(3+\\sqrt{2})\\ \\text{m}", "\\sqrt{2}+3"),
@@ -95,7 +91,6 @@ EQUAL = [
     ("2516_{8}", "2516_8"),
     ("152A_{11}", "152A_11"),
     ("2,345_7", "2345_{7}"),
-    ("\\log_{2}8", "3"),
     ("\\theta + 1", "1+\\theta"),
     ("2^{10}", "1024"),
     ("\\operatorname{atan}(1)", "\\frac{\\pi}{4}"),
@@ -124,6 +119,7 @@ UNEQUAL = [
     ("1\\text{ or }2", "12"),
     ("x=2,y=3", "x=3,y=2"),
     ("x=5", "y=5"),
+    ("(x,y)=(1,2)", "(y,x)=(1,2)"),
     ("x=5", "6"),
     ("2x=10", "10"),
     ("x>5", "5"),
@@ -181,6 +177,8 @@ UNEQUAL = [
     (",".join("123456789") + "," + ",".join("abcdefghijklmnop"), "1"),
 ]
 UNDONE = [("47+38", "85"), ("17*3", "51"), ("17 \\cdot 3", "51"), ("90-5", "85"), ("\\frac{47+38}{1}", "85")]
+UNDONE += [("\\log_8 2", "1/3"), ("\\log_{2}8", "3"), ("\\sqrt[3]{-8}", "-2"), ("\\binom{5}{2}", "10")]
+UNDONE += [("|{-3}|", "3"), ("\\lfloor 2.7 \\rfloor", "2"), ("\\sin^2 x + \\cos^2 x", "1")]
 
 
 @pytest.mark.parametrize("pair", EQUAL, ids="  ".join)
@@ -196,7 +194,7 @@ def test_what_differs_cannot_be_read_or_has_no_value_is_not_equal_at_once(pair):
 
 
 @pytest.mark.parametrize(("answer", "wanted"), UNDONE)
-def test_a_sum_that_is_left_to_be_computed_is_no_answer_where_a_number_is_wanted(answer, wanted):
+def test_what_is_left_to_be_computed_is_no_answer_where_a_number_is_wanted(answer, wanted):
     """Else the echo of a question would be right. A wanted answer that has one itself is compared."""
     assert not answers_agree(answer, wanted)
     assert answers_agree(answer, f"{answer}+0")
