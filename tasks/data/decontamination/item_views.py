@@ -17,7 +17,7 @@ from typing import Any
 from tasks.data.prompts.published_layouts import LAST_WORD, LAYOUTS, LacksError
 from tasks.data.records.documents import JSON_RECORD
 from tasks.data.seeds.program_tests import FIELDS, SOLUTIONS, published_solutions, published_tests
-from tasks.data.seeds.seed_problems import GSM_MARK, asked_question
+from tasks.data.seeds.seed_problems import GSM_MARK, parted_question
 
 TEXT, CHOICE, CODE, MATHS = "evaluation_text", "choice_question", "code_task", "maths_problem"
 QUESTION_FIELDS = (
@@ -81,8 +81,8 @@ def _published_forms(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], s
     """(the record as the benchmarks of its layouts ask it, the fields that these layouts have)"""
     forms: list[dict[str, Any]] = []
     fields: set[str] = set()
-    if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
-        forms.append({"question": asked_question(record), "answer": record.get("Answer")})
+    if question := parted_question(record):
+        forms.append({"question": question, "answer": record.get("Answer", record.get("answer"))})
     for layout in LAYOUTS:
         # A record of LAMBADA is a text, which is protected as it is.
         if LAST_WORD in layout.kinds or not layout.describes(record):

@@ -48,6 +48,8 @@ NO_ANSWERS = ("proof", "notfound", "nan", "inf", "-inf")
 TRUTH_FIELDS = ("ground_truth", "label", "target")
 """Fields of a mathematical answer in data for other trainers."""
 GSM_MARK = "####"
+MEASURED = re.compile(r"([\d.,:/]+) \([^()\d]+\)")
+"""A number with its unit in brackets, `9 (apples)`, as ASDiv has it."""
 BYTES = re.compile(r"b'[^'\n]*'|b\"[^\"\n]*\"")
 IMPORTS_SOLUTION = re.compile(rf"^(?:from|import) {MODULE}\b", re.MULTILINE)
 
@@ -140,10 +142,18 @@ def _seed(file: SourceFile, offset: int, record: dict[str, Any]) -> Seed | None:
 def asked_question(record: Mapping[str, Any]) -> str:
     """The question of a record; empty where it has none."""
     record = with_turns(record)
-    if isinstance(record.get("Body"), str) and isinstance(record.get("Question"), str):
-        return f"{record['Body'].rstrip('. ')}. {record['Question']}"
+    if parted := parted_question(record):
+        return parted
     asked = next((_decoded(record[name]) for name in QUESTION_FIELDS if isinstance(record.get(name), str)), "")
     return asked or only_question(record.get("prompt")) or only_question(record.get("messages"))
+
+
+def parted_question(record: Mapping[str, Any]) -> str:
+    """The question after its body, which SVAMP and ASDiv have in a field of its own; empty where there is none."""
+    for body, question in (("Body", "Question"), ("body", "question")):
+        if isinstance(record.get(body), str) and isinstance(record.get(question), str):
+            return f"{record[body].rstrip('. ')}. {record[question]}"
+    return ""
 
 
 def only_question(turns: object) -> str:
@@ -170,6 +180,8 @@ def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
         solution, _, answer = answer.rpartition(GSM_MARK)
         return answer.strip(), solution.strip()
     solution = record["solution"] if isinstance(record.get("solution"), str) else ""
+    if measured := MEASURED.fullmatch(answer.strip()):
+        answer = measured[1]
     boxes = [] if answer.strip() else boxed_answers(solution)
     return (boxes[-1] if boxes else answer).strip(), solution
 

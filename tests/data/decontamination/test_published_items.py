@@ -61,6 +61,7 @@ LAMBADA = {"text": "He looked at the moon and missed the sun"}
 ALGEBRA = {"problem": "What is $1+1$?", "solution": r"Both ones together are $\boxed{2}$."}
 AIME = {"ID": "2024-I-1", "Problem": "Find the least prime number above 90 million.", "Answer": 90000049}
 SVAMP = {"Body": "Paco had 26 cookies.", "Question": "How many are left after 17?", "Answer": 9.0}
+ASDIV = {"body": "Paco had 26 cookies.", "question": "How many are left after 17?", "answer": "9 (cookies)"}
 SUM = "first = int(input())\nsecond = int(input())\nprint(sum(value for value in (first, second) if value > 0))"
 APPS = {
     "question": "Read two numbers and print the sum of those that are above zero.",
@@ -102,6 +103,7 @@ QUOTATIONS = [
     ("MATH", ALGEBRA, "What is $1+1$?\nBoth ones together are $2$."),
     ("AIME", AIME, "Find the least prime number above 90 million."),
     ("SVAMP", SVAMP, "Paco had 26 cookies. How many are left after 17?"),
+    ("ASDiv", ASDIV, "Paco had 26 cookies. How many are left after 17?"),
 ]
 
 
@@ -111,7 +113,7 @@ def test_a_document_that_quotes_a_published_item_whole_is_found(layout, record, 
 
 
 def test_every_published_layout_is_quoted():
-    assert {name for name, _, _ in QUOTATIONS} == {layout.dataset for layout in LAYOUTS} | {"SVAMP"}
+    assert {name for name, _, _ in QUOTATIONS} == {layout.dataset for layout in LAYOUTS} | {"SVAMP", "ASDiv"}
 
 
 def first_hits(record, quotation):

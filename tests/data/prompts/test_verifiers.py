@@ -370,6 +370,13 @@ def test_an_answer_that_a_record_has_as_a_number_is_right_with_all_its_digits(gi
     assert verdict("math", prompt.answer, answer) is True and verdict("math", prompt.answer, f"{answer}1") is False
 
 
+def test_asdiv_is_asked_with_its_body_and_its_answer_is_the_number_without_the_unit():
+    record = {"body": "Paco had 26 cookies.", "question": "How many are left after 17?", "answer": "9 (cookies)"}
+    prompt = prompt_of("math", record)
+    assert (prompt.question, prompt.answer) == ("Paco had 26 cookies. How many are left after 17?", "9")
+    assert prompt_of("math", {"question": "Which interval?", "answer": "2 (3)"}).answer == "2 (3)"
+
+
 @HAS_DATA
 @pytest.mark.parametrize("name", ["math/gsm8k_train", "math/math_with_solutions", "math/svamp", "math/aime_1983_2023"])
 def test_answers_of_real_problems_are_right_and_those_of_the_next_problem_are_not(name):
