@@ -222,7 +222,7 @@ def judge(compared: Compared, against: str, margin: float, is_own: bool = False,
     is_bounded = math.isfinite(lower + upper)
     interval = f" [{lower:+.4f}, {upper:+.4f}]" if is_bounded else ""
     floor = f", noise floor {difference.noise_floor:.4f}" if difference.noise_floor else ""
-    measured = f"{difference.value:+.4f}{interval} (95 %, {difference.num_items} {noun}{floor})"
+    measured = f"{difference.value:+.4f}{interval} (95 %, {difference.num_items} independent {noun}{floor})"
     return Bound(
         figure=compared.figure,
         against=against,
@@ -245,7 +245,7 @@ def _decide(compared: Compared, margin: float, is_own: bool) -> tuple[Outcome, s
     if difference.num_items < MIN_ITEMS:
         if upper < -margin:
             return "broken", ""
-        needed = f": undecided, {difference.num_items} of the {MIN_ITEMS} {noun} that a comparison needs"
+        needed = f": undecided, {difference.num_items} of the {MIN_ITEMS} independent {noun} that a comparison needs"
         return "undecided", f"{needed}: {FIXES[compared.kind]}" if compared.is_required else needed
     if is_own and difference.is_worse:
         return (
@@ -258,7 +258,7 @@ def _decide(compared: Compared, margin: float, is_own: bool) -> tuple[Outcome, s
         return "broken", ""
     half = (upper - lower) / 2
     enough = (
-        f", about {math.ceil(POWER * difference.num_items * (half / margin) ** 2):,} {noun} decide it"
+        f", about {math.ceil(POWER * difference.num_items * (half / margin) ** 2):,} independent {noun} decide it"
         if math.isfinite(half)
         else ""
     )

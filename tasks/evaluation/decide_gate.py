@@ -200,7 +200,7 @@ def _check_served(served: ServedFigures, verdict: Verdict) -> dict[str, float]:
                 outcome="broken" if change.is_worse else "held",
                 is_refusal=change.is_worse,
                 sentence=f"{figure} as served is {change.value:.4f}, {change.change:+.4f}{bounds} from the "
-                f"checkpoint's (95 %, {change.num_items} {noun}{floor}): it must not be lower beyond both",
+                f"checkpoint's (95 %, {change.num_items} independent {noun}{floor}): it must not be lower beyond both",
             )
         )
     return {figure: change.disagreement for figure, change in served.figures.items() if not change.is_sampled}

@@ -229,7 +229,7 @@ def test_a_domain_of_few_documents_is_undecided_and_refused_only_for_certain(dec
     documents = [*mixed(code=(2, 1.2)), *mixed(x=(2, 0), rust=(8, 1.9))[2:], *mixed(x=(10, 0), web=(40, 0.7))[10:]]
     decision = decide(items_of(documents=documents), start=before)
     few = bound_of(decision, "bits_per_byte of domain code", "start")
-    assert (few.outcome, few.is_refusal) == ("undecided", False) and "2 of the 20 documents" in few.sentence
+    assert (few.outcome, few.is_refusal) == ("undecided", False) and "2 of the 20 independent documents" in few.sentence
     assert refused_by(decision) == {("bits_per_byte of domain rust", "start")}
 
 
@@ -239,7 +239,7 @@ def test_fewer_than_twenty_documents_decide_nothing_and_are_refused_with_the_fix
     decision = decide(items_of(nineteen), items_of(nineteen))
     bound = bound_of(decision, "bits_per_byte", "champion")
     assert (bound.outcome, bound.is_refusal, bound.num_items) == ("undecided", True, 19)
-    assert "19 of the 20 documents" in bound.sentence and "data.recipe.split.test_share" in bound.sentence
+    assert "19 of the 20 independent documents" in bound.sentence and "data.recipe.split.test_share" in bound.sentence
 
 
 def test_pieces_of_one_record_are_one_document(decide):
@@ -275,7 +275,7 @@ def test_an_undecided_comparison_is_refused_and_says_how_many_items_decide_it(de
     decision = decide(items_of(noisy), items_of())
     bound = bound_of(decision, "bits_per_byte", "champion")
     assert (bound.outcome, bound.is_refusal) == ("undecided", True) and bound.value == pytest.approx(0.0, abs=1e-6)
-    needed = int(bound.sentence.split("about ")[1].split(" documents")[0].replace(",", ""))
+    needed = int(bound.sentence.split("about ")[1].split(" independent documents")[0].replace(",", ""))
     half = (bound.interval[1] - bound.interval[0]) / 2
     assert needed == math.ceil(2 * NUM_ITEMS * (half / 0.1) ** 2)
     widened = [value for value in noisy for _ in range(needed // NUM_ITEMS)]
@@ -451,7 +451,7 @@ def test_a_served_file_must_not_answer_worse_than_its_checkpoint_beyond_the_nois
     assert refused_by(decision) == {("arithmetic_accuracy as served", "checkpoint")}
     decision = decide(items, served=answered(answers=few, choice=0.5))
     assert refused_by(decision) == {("choice_accuracy as served", "checkpoint")}
-    assert "(95 %, 40 questions" in decision.record.refusals[0]
+    assert "(95 %, 40 independent questions" in decision.record.refusals[0]
 
 
 def test_a_gain_within_the_noise_floor_moves_no_anchor(decide):

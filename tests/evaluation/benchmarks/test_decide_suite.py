@@ -153,7 +153,7 @@ def change(disagreement):
 def test_too_few_items_decide_nothing_and_refuse(decide):
     few = {"gsm8k": right_answers(0.8, 19), "bfcl": right_answers(0.9)}
     (reason,) = decide(few, few).refusals
-    assert "undecided, 19 of the 20 items that a comparison needs: raise evaluation.suite.limit" in reason
+    assert "undecided, 19 of the 20 independent items that a comparison needs: raise evaluation.suite.limit" in reason
 
 
 def test_more_bits_per_byte_are_worse(decide):
