@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 BULLETS = "•‣⁃◦▪●○-*"
 PLAIN_BULLETS = "-*"
-TERMINATORS = ".!?…。！？؟۔।॥։።፧။។៕།༎᙮᠃᜶"
+TERMINATORS = ".!?…。．｡！？؟۔।॥։።፧။។៕།༎᙮᠃᜶"
 """Characters that end a sentence, in all scripts that mark it; a closing mark may follow."""
-WIDE_TERMINATORS = "。！？"
-"""Terminators that need no space after them."""
+WIDE_TERMINATORS = "。．｡！？"
+"""Terminators that need no space after them; in Japanese, a wide or a half-wide full stop ends sentences too."""
 CLOSERS = "\"'”’»)]」』"
 LINE_ENDS = TERMINATORS + "\"'”’»」』"
 """Last characters of a line of prose: C4's full stop, exclamation mark, question mark and closing quotation marks, in
