@@ -60,7 +60,7 @@ def record_text(text: str, markup: str, html_extractor: str, max_markup_chars: i
     """(plain text, "") or ("", reason) of one record. Lines of plain text end as Unix ends them: two line ends part
     paragraphs."""
     if markup not in (HTML, WIKITEXT):
-        return (text.replace("\r\n", "\n"), "") if text.strip() else ("", EMPTY)
+        return (text.replace("\r\n", "\n").replace("\r", "\n"), "") if text.strip() else ("", EMPTY)
     if len(text) > max_markup_chars:
         return "", TOO_LARGE
     if markup == HTML:

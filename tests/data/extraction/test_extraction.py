@@ -51,7 +51,9 @@ def test_every_extractor_finds_the_article_and_leaves_the_frame(extractor):
 
 
 def test_lines_of_plain_text_end_as_unix_ends_them():
-    assert record_text("One.\r\n\r\nTwo.\r\n", "text", "combined", 100, 1) == ("One.\n\nTwo.\n", "")
+    for end in ("\r\n", "\r"):
+        given = f"One.{end}{end}Two.{end}"
+        assert record_text(given, "text", "combined", 100, 1) == ("One.\n\nTwo.\n", ""), end
 
 
 def test_code_blocks_keep_their_lines():
