@@ -150,6 +150,9 @@ def tool_request(record: Given) -> tuple[str, str]:
     """(the question, the functions as a JSON list): `tools`, or BFCL's `function`. A record with the functions has its
     calls in `answer`, a list of {name, arguments}, or in BFCL's `ground_truth`, with the accepted values of every
     argument."""
+    turns = record.get("question")
+    if isinstance(turns, list) and len(turns) > 1:
+        raise UnusablePromptError("several_turns")
     tools = _parsed(record.get("tools", record.get("function")))
     if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
         raise UnusablePromptError("no_tools")

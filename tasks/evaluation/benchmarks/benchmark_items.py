@@ -20,6 +20,7 @@ from tasks.data.prompts.prompt_records import UnusablePromptError
 from tasks.data.prompts.published_layouts import LacksError, given_text, in_form_of_kind
 from tasks.data.sources.globs import named_by
 from tasks.data.sources.held_out_splits import subject_of
+from tasks.evaluation.benchmarks.published_answers import with_answers
 from tasks.evaluation.benchmarks.question_forms import BETWEEN_EXAMPLES, READERS, Question
 from tasks.evaluation.benchmarks.retrieval_items import retrieval_items
 from tasks.evaluation.choice_questions import order_hash
@@ -152,13 +153,15 @@ def _rows(
 ) -> list[Row]:
     """Every record of the files that `pattern` means as a question, each once."""
     rows: dict[str, Row] = {}
-    subjects = {file.name: subject_of(file.name) for file in files if file.name != pattern}
+    records: dict[str, list[Record]] = {file.name: read_records(file, benchmark.kind) for file in files}
+    records = with_answers(records) if benchmark.kind == "tools" else records
+    subjects = {name: subject_of(name) for name in records if name != pattern}
     are_parts = len({*subjects.values()}) > 1
-    for file in files:
-        subject = subjects.get(file.name, "")
-        for number, given in enumerate(read_records(file, benchmark.kind), 1):
+    for name, own in records.items():
+        subject = subjects.get(name, "")
+        for number, given in enumerate(own, 1):
             record = {"subject": subject, **given} if subject else given
-            question = _question(benchmark, record, f"{file.name}, record {number}", left_out)
+            question = _question(benchmark, record, f"{name}, record {number}", left_out)
             if question is None:
                 continue
             item_id = _digest(json.dumps(record, sort_keys=True, ensure_ascii=False, default=str))

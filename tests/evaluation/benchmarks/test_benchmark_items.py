@@ -122,6 +122,46 @@ def test_a_glob_asks_several_files_each_with_its_figure_and_examples(tmp_path):
         read_suite_items("toy", toy.model_copy(update={"benchmarks": [none]}), str(tmp_path), None)
 
 
+def test_the_answers_that_bfcl_has_in_files_of_their_own_are_joined_by_id(tmp_path):
+    (tmp_path / "possible_answer").mkdir()
+    rest = {"function": ROWS["calls"][0]["function"]}
+
+    def turn(text):
+        return [{"role": "user", "content": text}]
+
+    asked = {
+        "simple": [{"id": f"simple_{n}", "question": [turn(f"Add 1 to {n}.")], **rest} for n in (0, 1)],
+        "irrelevance": [{"id": "irrelevance_0", "question": [turn("Sing.")], **rest}],
+        "multi_turn": [{"id": "multi_turn_base_0", "question": [turn("Add."), turn("Again.")]}],
+    }
+    for name, rows in asked.items():
+        (tmp_path / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    truths = [{"id": f"simple_{n}", "ground_truth": [{"add": {"a": [n], "b": [1]}}]} for n in (1, 0)]
+    answers = tmp_path / "possible_answer" / "simple.json"
+    answers.write_text("".join(json.dumps(row) + "\n" for row in truths))
+    (tmp_path / "glm46-data.yaml").write_text('version: 1\nentries:\n  - {files: "**", role: evaluation}\n')
+    suite = load_suite("agents")
+    bfcl = next(each for each in suite.benchmarks if each.name == "bfcl")
+
+    def items(pattern):
+        benchmark = bfcl.model_copy(update={"file": pattern})
+        given = suite.model_copy(update={"benchmarks": [benchmark]})
+        return read_suite_items("agents", given, str(tmp_path), None).items["bfcl"].items
+
+    read_back = items("{simple,irrelevance,possible_answer/simple}.json")
+    assert [json.loads(item.question.expected) for item in read_back] == [
+        [],
+        *([{"name": "add", "accepted": {"a": [n], "b": [1]}, "optional": []}] for n in (0, 1)),
+    ]
+    assert [item.question.part for item in read_back] == ["irrelevance", "simple", "simple"]
+    with pytest.raises(ValueError, match=r"simple\.json, record 1: cannot be asked as kind tools \(no_answer\)"):
+        items("simple.json")
+    with pytest.raises(ValueError, match=r"possible_answer/simple\.json has the answer to simple_1 \(2 such answers\)"):
+        items("{irrelevance,possible_answer/simple}.json")
+    with pytest.raises(ValueError, match=r"multi_turn\.json, record 1: .* \(several_turns\)"):
+        items("multi_turn.json")
+
+
 @pytest.mark.parametrize(
     ("name", "subject"),
     [
