@@ -20,6 +20,12 @@ from isal import isal_zlib
 READ_BYTES = 1 << 16
 """Stored bytes read at once; Arrow reads as many."""
 GZIP_MAGIC = b"\x1f\x8b\x08"
+DICTIONARY_FRAME = (0x184D2A5D).to_bytes(4, "little")
+"""First bytes of a web archive in zstd that brings the dictionary of its frames (IIPC's specification of .warc.zst)."""
+NEEDS_DICTIONARY = (
+    "its frames need the dictionary in its first frame, which is not read: unpack it (`zstd -d -D DICTIONARY`), and "
+    "pack it without one"
+)
 XZ_MEMORY_BYTES = 256 << 20
 """Of a decompressor: `xz -9` needs 65 MB; a hostile file would ask for gigabytes."""
 BROKEN: tuple[type[Exception], ...] = (OSError, zlib.error, lzma.LZMAError, cast("type[Exception]", isal_zlib.error))
@@ -196,7 +202,8 @@ class ZstdReader(io.RawIOBase):
                 data = self._stream.read(len(buffer))
                 self._num_given += len(data)
             except OSError as error:
-                self._damage, self._saved = str(error), self._careful()
+                has_dictionary = next(self._file.again(0), b"").startswith(DICTIONARY_FRAME)
+                self._damage, self._saved = NEEDS_DICTIONARY if has_dictionary else str(error), self._careful()
         if self._saved is not None:
             if not self._saved:
                 raise DamagedStreamError(self._damage)

@@ -86,7 +86,7 @@ def ingest_documents(
     rows = rows.persist()
     try:
         record = _write_streams(rows, files, output)
-        _check_lost(record, recipe, files)
+        _check_lost(record, recipe, files, rows)
         _check_rejected(record, recipe, rows, may_be_empty=all(file.role == "evaluation" for file in files))
     finally:
         rows.unpersist()
@@ -168,17 +168,21 @@ def _refuse_unread(others: list[dict[str, Any]]) -> None:
             raise ValueError(f"source {affected[0][0]} {problem} ({len(affected)} in all){detail}: {fix}")
 
 
-def _check_lost(record: IngestedDocuments, recipe: IngestRecipe, files: list[SourceFile]) -> None:
+def _check_lost(record: IngestedDocuments, recipe: IngestRecipe, files: list[SourceFile], rows: DataFrame) -> None:
     """Raises ValueError where damage made too many bytes unreadable: near the beginning of a large file it is one
     rejected record, and most of the corpus."""
+    from pyspark.sql import functions as F
+
     total = sum(file.size for file in files)
-    if record.num_lost_bytes > recipe.max_rejected_share * total:
-        raise ValueError(
-            f"{record.num_lost_bytes} of {total} bytes come after a damage in compressed files, where nothing can "
-            f"be read: more than "
-            f"ingest.max_rejected_share ({recipe.max_rejected_share}) allows (rejected: {record.rejected}). Fetch or "
-            f"pack these files again"
-        )
+    if record.num_lost_bytes <= recipe.max_rejected_share * total:
+        return
+    damages = rows.where((F.col("stream") == REJECTED) & F.col("reason").startswith("truncated"))
+    shown = damages.select("source", "offset", "reason", "detail").orderBy("source", "offset").take(NUM_EXAMPLES)
+    raise ValueError(
+        f"{record.num_lost_bytes} of {total} bytes come after a damage in compressed files, where nothing can be read: "
+        f"more than ingest.max_rejected_share ({recipe.max_rejected_share}) allows (rejected: {record.rejected}): "
+        f"{_examples(shown)}. Fetch or pack these files again"
+    )
 
 
 def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rows: DataFrame, *, may_be_empty: bool) -> None:
@@ -199,7 +203,7 @@ def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rows: DataF
         (row,) = in_order.where(F.col("reason").isin(*STOPPING_REASONS)).take(1)
         raise ValueError(f"source {row['source']}: {row['detail']}")
     shown = in_order.where(~F.col("reason").isin(*HARMLESS_REASONS)).take(NUM_EXAMPLES)
-    examples = "; ".join(f"{_place_of(row)}: {row['reason']} ({row['detail']})" for row in shown)
+    examples = _examples(shown)
     if too_many:
         fix = "Repair or remove these files"
         if "no_text" in damaged:
@@ -214,6 +218,10 @@ def _check_rejected(record: IngestedDocuments, recipe: IngestRecipe, rows: DataF
         f"the corpus is empty: no document in {record.num_sources} sources (rejected: {record.rejected or 'none'}): "
         f"{fix}"
     )
+
+
+def _examples(rows: list[Row]) -> str:
+    return "; ".join(f"{_place_of(row)}: {row['reason']} ({row['detail']})" for row in rows)
 
 
 def _place_of(row: Row) -> str:

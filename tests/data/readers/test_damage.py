@@ -125,6 +125,13 @@ def test_every_block_before_a_damage_of_zstd_is_given():
         )
 
 
+def test_a_web_archive_that_brings_a_dictionary_is_refused_by_name():
+    frame = b"\x28\xb5\x2f\xfd\x21\x07\x01\x09\0\0a"  # one byte, compressed with the dictionary 7
+    file = HashingReader(io.BytesIO(b"\x5d\x2a\x4d\x18\x04\0\0\0dict" + frame))
+    with pytest.raises(GARBLED, match="need the dictionary in its first frame, which is not read: unpack it"):
+        list(blocks(decompressed("x.warc.zst", file)))
+
+
 @pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
 def test_all_lines_before_a_break_are_documents_and_the_rest_one_rejection(tmp_path, ending):
     data = PACK[ending](b"".join(LINES))
@@ -258,7 +265,9 @@ def test_what_stands_behind_a_damage_is_counted_and_stops_the_run(tmp_path):
     (data / "bad.jsonl.gz").write_bytes(packed)
     sources = list_sources(data)
     with pytest.raises(
-        ValueError, match=r"of \d+ bytes come after a damage .*max_rejected_share \(0.2\).*truncated_gzip"
+        ValueError,
+        match=r"of \d+ bytes come after a damage .*max_rejected_share \(0.2\).*"
+        r": bad\.jsonl\.gz at byte \d+: truncated_gzip \(.+\)\. Fetch",
     ):
         compute(ingest_documents, tmp_path / "home", sources=sources, recipe=INGEST, resources=RESOURCES)
     lenient = INGEST.model_copy(update={"max_rejected_share": 1.0})
