@@ -43,6 +43,14 @@ def test_every_command_file_and_scale_that_a_page_names_exists(path):
         assert (ROOT / name).is_file(), name
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_lines_of_prose_are_short(path):
+    """Apart from tables, code and links."""
+    text = re.sub(r"^```.+?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    prose = [line for line in text.splitlines() if not line.startswith(("|", "    ")) and " " in line[:104]]
+    assert not [line for line in prose if len(line) > 104]
+
+
 def test_commands_of_pages_that_only_compute_run(tmp_path, monkeypatch):
     """Those of `plan` and `config`; the others train, serve or need a server."""
     from typer.testing import CliRunner
@@ -129,7 +137,7 @@ def test_every_file_on_the_walk_of_a_record_is_in_its_room():
 
 
 def test_what_runs_today_names_every_objective_and_launcher():
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = " ".join((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split())
     runs, refused = re.split(r"Refused by name", text.split("## What runs today")[1])
     kinds = {kind for allowed in PHASE_TEMPLATES.values() for kind in allowed}
     assert {kind for kind in kinds if f"`{kind}`" in runs} == kinds, "every objective trains"
