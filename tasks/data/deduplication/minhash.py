@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,8 +78,8 @@ def permutations(count: int) -> U32:
 
 def shingles_of(texts: list[str], ngram_size: int) -> tuple[U64, I64]:
     """Shingles of each text, including repeated ones, in the order of the texts, and the offset of each text's first
-    shingle (one entry more than texts)."""
-    words = split_words(texts)
+    shingle (one entry more than texts). Composed and decomposed characters are the same, as in `content_digest`."""
+    words = split_words([unicodedata.normalize("NFC", text) for text in texts])
     counts = np.where(words.counts < ngram_size, np.minimum(words.counts, 1), words.counts - ngram_size + 1)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     shingles = np.empty(offsets[-1], dtype=np.uint64)

@@ -8,6 +8,7 @@ since a crawl names none. Runs in executors: imports no Spark.
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -66,8 +67,9 @@ class Beginnings:
 
 
 def prose_of(text: str) -> Prose:
-    """The prose of a text; lines without a word or an ellipsis, and the marks of headings, are no part of it."""
-    replaced, num_formula_words = without_formulas(without_code(text))
+    """The prose of a text in Unicode's composed form, in which word lists and models are written; lines without a word
+    or an ellipsis, and the marks of headings, are no part of it."""
+    replaced, num_formula_words = without_formulas(without_code(unicodedata.normalize("NFC", text)))
     return Prose(_unwrapped(_WORDLESS.sub("", replaced)), num_formula_words)
 
 

@@ -4,6 +4,7 @@ partitions."""
 from __future__ import annotations
 
 import random
+import unicodedata
 
 import numpy as np
 import pyarrow as pa
@@ -94,6 +95,12 @@ def test_shingles_are_the_hashes_of_the_word_ngrams(size):
     for number in range(len(texts)):
         own = shingles[offsets[number] : offsets[number + 1]].tolist()
         assert own == (hashes[owners == number] >> np.uint64(16)).tolist()
+
+
+def test_composed_and_decomposed_characters_make_the_same_shingles():
+    composed = "Người dân ở đây sống bằng nghề nông, 한국의 역사는 길다 and an été"
+    sets = [shingles_of([unicodedata.normalize(form, composed)], 3)[0].tolist() for form in ("NFC", "NFD")]
+    assert sets[0] == sets[1]
 
 
 def test_signatures_estimate_the_similarity_without_bias():

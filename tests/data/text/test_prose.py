@@ -7,6 +7,7 @@ import gzip
 import json
 import textwrap
 import time
+import unicodedata
 
 import pytest
 
@@ -121,6 +122,19 @@ KEPT_LINES = {
     "may be here",
     "long lines": "\n".join([prose(2, 40).strip().replace("\n", " ")] * 2),
 }
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("vi", "Người dân ở đây sống chủ yếu bằng nghề nông. Các làng của họ đẹp và là nơi được nhiều khách đến thăm."),
+        ("ko", "이 나라의 수도는 서울이며 많은 사람들이 그 도시에서 살고 있다. 한국의 역사는 길고 이어진다."),
+    ],
+)
+def test_decomposed_letters_are_those_of_stop_words(language, text):
+    bounds = FULL | {"min_words": 1, "min_sentences": 1, "max_short_line_share": 1.0}
+    texts = [unicodedata.normalize(form, text) for form in ("NFC", "NFD")]
+    assert name_reasons(texts, [language] * 2, ["web"] * 2, bounds) == ["", ""]
 
 
 @pytest.mark.parametrize("name", KEPT_LINES)
