@@ -95,7 +95,8 @@ def full_pipeline(
     configuration = with_tokenizer_of_start(configuration, start)
     configuration = configuration if data is None else without_required_gains(configuration)
     refuse_missing_inputs(configuration, window, data)
-    sources = list_sources(data, get_run_logger().info, "pretrain" if window.reads_documents else "sft")
+    needed = "pretrain" if window.reads_documents else "sft"
+    sources = list_sources(data, get_run_logger().info, needed, configuration.data.recipe.ingest.max_record_bytes)
     suite_files = find_suite_files(configuration, sources)
     sources = with_suite_files(sources, suite_files)
     opened = open_store(store, home)

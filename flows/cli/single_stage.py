@@ -197,7 +197,7 @@ def open_stage(
     if config:
         _check_master(scale.data.resources.master)
     log = StageLog()
-    source = _source(name, address, log)
+    source = _source(name, address, log, scale.data.recipe.ingest.max_record_bytes)
     resources = scale.data.resources if config else this_machine(_num_bytes(source))
     run = SingleStage(source, scale.data.recipe, resources, open_store(None, home), log)
 
@@ -230,7 +230,9 @@ def _check_master(master: str) -> None:
         )
 
 
-def _source(name: str, address: str | Path | None, log: StageLog) -> SourceListing | DocumentFiles | None:
+def _source(
+    name: str, address: str | Path | None, log: StageLog, max_record_bytes: int
+) -> SourceListing | DocumentFiles | None:
     if name in WITHOUT_INPUT:
         if address is not None:
             raise ValueError(f"stage {name} makes its documents: leave --input out")
@@ -245,7 +247,9 @@ def _source(name: str, address: str | Path | None, log: StageLog) -> SourceListi
             f"hf://owner/name"
         )
     written = DocumentFiles(Path(address).absolute())
-    return written if _left_by_a_stage(written) else list_sources(address, log.say, NEEDED_ROLE.get(name, "pretrain"))
+    if _left_by_a_stage(written):
+        return written
+    return list_sources(address, log.say, NEEDED_ROLE.get(name, "pretrain"), max_record_bytes)
 
 
 def _left_by_a_stage(written: DocumentFiles) -> bool:

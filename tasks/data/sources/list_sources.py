@@ -17,6 +17,7 @@ from pathlib import Path
 
 from infra.step import digest_of
 from tasks.data.readers.git_trees import GIT_COMMITS, GIT_DIRECTORY, commits_digest
+from tasks.data.readers.json_lines import MAX_LINE_BYTES
 from tasks.data.readers.source_bytes import codec_of
 from tasks.data.records.documents import CODE
 from tasks.data.sources.data_directory import RoleEntry, assign_roles, format_of, held_out_files, record_format_of
@@ -54,7 +55,7 @@ class SourceFile:
     corpus."""
     size: int
     num_text_bytes: int
-    """Bytes after decompression; estimated for remote files."""
+    """Bytes after decompression, without lines that are too long for a record; estimated for remote files."""
     role: str
     format: str
     domain: str
@@ -88,11 +89,17 @@ class SourceListing:
         return digest_of([{key: value for key, value in asdict(file).items() if key != "path"} for file in self.files])
 
 
-def list_sources(data: str | Path | None, report: Report | None = None, needed: str = "pretrain") -> SourceListing:
+def list_sources(
+    data: str | Path | None,
+    report: Report | None = None,
+    needed: str = "pretrain",
+    max_record_bytes: int = MAX_LINE_BYTES,
+) -> SourceListing:
     """The sources of a directory, `s3://bucket/prefix` or `hf://owner/name`, or the embedded default for None.
 
     `report` gets a message about files that are not read, and one per hashed gigabyte. `needed` is sft where the run
-    reads only conversations: other text is not listed. Raises ValueError if no file has the role `needed`.
+    reads only conversations: other text is not listed. A line above `max_record_bytes`, which ingestion rejects, is no
+    text. Raises ValueError if no file has the role `needed`.
     """
     if data is None:
         return _embedded_listing()
@@ -104,7 +111,7 @@ def list_sources(data: str | Path | None, report: Report | None = None, needed: 
         _report_unread(root, {name for name, _ in roles}, report)
         if root.links_out:
             report(f"sources of {root.where}:{root.note}")
-    files = _hashed_files(root, roles, report)
+    files = _hashed_files(root, roles, report, max_record_bytes)
     if needed == "prompts" and not any(file.role == needed for file in files):
         raise ValueError(
             f"{root.where} holds no seed problems{root.note}: give their files the role prompts and the kind math in "
@@ -233,7 +240,7 @@ def _embedded_listing() -> SourceListing:
 
 
 def _hashed_files(
-    root: SourceRoot, roles: list[tuple[str, RoleEntry]], report: Report | None
+    root: SourceRoot, roles: list[tuple[str, RoleEntry]], report: Report | None, max_record_bytes: int = MAX_LINE_BYTES
 ) -> tuple[SourceFile, ...]:
     """One thread per core: hashing and decompressing release Python's lock."""
     sizes = {
@@ -241,7 +248,7 @@ def _hashed_files(
     }
     total, done, reported, files = sum(sizes.values()), 0, 0, []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for file in pool.map(lambda item: _source_file(root, *item), roles):
+        for file in pool.map(lambda item: _source_file(root, *item, max_record_bytes), roles):
             files.append(file)
             done += file.size
             if report is not None and done - reported >= REPORTED_BYTES:
@@ -262,14 +269,14 @@ def _size_of(address: str) -> int:
     return path.stat().st_size
 
 
-def _source_file(root: SourceRoot, name: str, entry: RoleEntry) -> SourceFile:
+def _source_file(root: SourceRoot, name: str, entry: RoleEntry, max_record_bytes: int) -> SourceFile:
     tree = root.tree_of(name)
     repository, repository_path = _repository_of(name, entry)
     if tree is not None and entry.format in ("text", GIT_COMMITS):
         is_code = entry.domain == CODE
         repository = tree.name if is_code or entry.format == GIT_COMMITS else ""
         repository_path = name.removeprefix(f"{tree.root}/") if is_code else ""
-    path, digest, size, num_text_bytes = _measure(root, name, entry)
+    path, digest, size, num_text_bytes = _measure(root, name, entry, max_record_bytes)
     return SourceFile(
         name=name,
         path=path,
@@ -291,7 +298,7 @@ def _source_file(root: SourceRoot, name: str, entry: RoleEntry) -> SourceFile:
     )
 
 
-def _measure(root: SourceRoot, name: str, entry: RoleEntry) -> tuple[str, str, int, int]:
+def _measure(root: SourceRoot, name: str, entry: RoleEntry, max_record_bytes: int) -> tuple[str, str, int, int]:
     """(address, digest, bytes, bytes after decompression)."""
     if entry.format == GIT_COMMITS:
         tree = root.tree_of(name.removesuffix(GIT_DIRECTORY) + "x")
@@ -302,7 +309,7 @@ def _measure(root: SourceRoot, name: str, entry: RoleEntry) -> tuple[str, str, i
         size = root.sizes[name]
         return address, root.digests[name], size, size * TYPICAL_RATIO.get(codec_of(name), 1)
     try:
-        return address, *digest_and_sizes(Path(address), name, entry)
+        return address, *digest_and_sizes(Path(address), name, entry, max_record_bytes)
     except OSError as error:
         raise ValueError(
             f"source {address} cannot be read ({error.strerror}): make it readable or remove it"

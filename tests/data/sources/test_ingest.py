@@ -26,6 +26,7 @@ from tasks.data.readers.wiki_dumps import wiki_pages
 from tasks.data.records.documents import document_id
 from tasks.data.sources.ingest_documents import ingest_documents, sampling_bounds
 from tasks.data.sources.list_sources import list_sources
+from tasks.data.sources.source_digests import BLOCK_BYTES
 from tasks.data.sources.source_frame import SOURCE_COLUMNS
 from tests.support.data_inputs import RECIPE, RESOURCES, SHARED_DATA, compute, in_partitions, prose, rows, write_jsonl
 
@@ -282,6 +283,20 @@ def test_the_budget_is_shared_out_evenly_and_small_domains_keep_all(tmp_path):
     assert result.record.documents_by_domain["web"] == 20
     assert 70 < result.record.documents_by_domain["code"] < 130
     assert result.record.documents_by_domain["code"] + result.record.num_unsampled_documents == 300
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_line_that_is_too_long_for_a_record_takes_no_part_of_the_bound(tmp_path, ending):
+    """It is rejected; counted as text, it would lower the rate of all other records."""
+    data, huge = tmp_path / "data", BLOCK_BYTES + 9
+    data.mkdir()
+    lines = [json.dumps({"text": prose(seed, 60)}).encode() + b"\n" for seed in range(40)]
+    whole = b"".join([*lines[:20], b'{"text": "' + b"x" * huge + b'"}\n', *lines[20:]])
+    (data / f"a.jsonl{ending}").write_bytes(gzip.compress(whole) if ending else whole)
+    (listed,) = list_sources(data, max_record_bytes=huge // 2).files
+    assert listed.num_text_bytes == sum(map(len, lines))
+    assert list_sources(data, max_record_bytes=2 * huge).files[0].num_text_bytes == len(whole)
+    assert sampling_bounds([listed], 2 * sum(map(len, lines)))["web"] == 1 << 32
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="../shared/data is not there")
