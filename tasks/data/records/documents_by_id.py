@@ -129,11 +129,11 @@ def _marked(batches: Iterator[pa.RecordBatch], ids: NDArray[np.uint64], marks: p
 
 
 def _files_around(files: list[StoredFile], ids: NDArray[np.uint64]) -> Iterator[StoredFile]:
-    """Those that can hold one of the ids. The files of a directory are in order of theirs: few footers of many files
-    are read."""
+    """Those that can hold one of the ids. The files of a directory are in order of theirs once a longer number comes
+    after a shorter one (part-100000 after part-99999): few footers of many files are read."""
     low, high = int(ids[0]), int(ids[-1])
     for _, group in groupby(files, key=lambda file: file.directory):
-        ordered = list(group)
+        ordered = sorted(group, key=lambda file: (len(file.uri), file.uri))
         start = max(bisect_right(ordered, low, key=_first_id) - 1, 0)
         yield from ordered[start : bisect_right(ordered, high, lo=start, key=_first_id)]
 

@@ -113,9 +113,15 @@ def assign_shards(frame: DataFrame, counts: dict[str, int]) -> DataFrame:
     firsts = dict(zip(counts, (sum(list(counts.values())[:number]) for number in range(len(counts))), strict=True))
     leading = F.conv(F.substring("id", 1, 8), 16, 10).cast("long")
     bucket = F.shiftright(leading * _by_domain(counts), 32)
-    name = F.concat_ws("-", "domain", F.lpad(bucket.cast("string"), 5, "0"))
-    placed = frame.withColumns({"shard": name, "number": _by_domain(firsts) + bucket})
+    placed = frame.withColumns({"shard": shard_name(bucket), "number": _by_domain(firsts) + bucket})
     return placed.repartitionById(sum(counts.values()), placed["number"].cast("int")).sortWithinPartitions("id")
+
+
+def shard_name(bucket: Column) -> Column:
+    """The name of a domain's shard, with five digits or more."""
+    from pyspark.sql import functions as F
+
+    return F.format_string("%s-%05d", F.col("domain"), bucket)
 
 
 def _by_domain(values: dict[str, int]) -> Column:

@@ -12,6 +12,7 @@ from tasks.data.records import document_files, documents_by_id
 from tasks.data.records.document_files import map_documents, read_documents, write_marked_documents
 from tasks.data.records.documents_by_id import named_rows, read_by_id, read_marked
 from tasks.data.records.parcels import id_numbers, id_strings
+from tasks.data.records.parquet_parts import part_name
 from tests.support.data_inputs import RESOURCES
 from tests.support.toy_steps import local_output
 
@@ -20,18 +21,19 @@ NUM_ROWS = 9_000
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
-    """Two directories of five files each, in order of their ids, and all rows."""
+    """Two directories of five files each, in order of their names, and all rows. Of one the numbers of the files, which
+    are in order of their ids, have five digits and six."""
     draw, tables, paths = np.random.default_rng(0), [], []
-    for name in ("one", "other"):
+    for name, first in (("one", 0), ("other", 99_998)):
         directory = tmp_path_factory.mktemp(name)
         ids = np.unique(draw.integers(0, 2**64, NUM_ROWS, dtype=np.uint64))
         table = pa.table(
             {"id": id_strings(ids), "text": pa.array(ids.astype(str)), "split": pa.array(["?"] * len(ids))}
         )
         for part, start in enumerate(range(0, NUM_ROWS, 1800)):
-            path = directory / f"part-{part:05d}.parquet"
+            path = directory / part_name(first + part)
             pq.write_table(table.slice(start, 1800), path, row_group_size=500)
-            paths.append(given_file(path))
+        paths += map(given_file, sorted(directory.iterdir()))
         tables.append(table)
     return paths, pa.concat_tables(tables)
 

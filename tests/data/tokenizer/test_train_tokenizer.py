@@ -21,7 +21,7 @@ from infra.step import Output, Record, step
 from model.text.tokenizer_layout import END_OF_TEXT, SPECIAL_TOKENS_BY_LAYOUT
 from tasks.data.records.document_files import read_documents
 from tasks.data.records.documents import NUM_HASHES, document_id
-from tasks.data.shards.shard_documents import shard_documents
+from tasks.data.shards.shard_documents import shard_documents, shard_name
 from tasks.data.tokenizer import tokenizer_report
 from tasks.data.tokenizer.bpe_tokenizer import train_bpe
 from tasks.data.tokenizer.sentencepiece_tokenizer import MODEL_FILE
@@ -306,6 +306,15 @@ def test_the_contract_holds(root, trained):
         data_files=files,
     )
     assert result.record.num_expectations > 8
+
+
+def test_more_than_a_hundred_thousand_shards_have_different_names():
+    """As the web of `full` has: two tasks that write one name would each replace the other's shard."""
+    numbers = spark_session(RESOURCES).createDataFrame(
+        [("web", n) for n in (7, 99_999, 100_000, 100_001)], "domain string, n long"
+    )
+    names = [row["name"] for row in numbers.select(shard_name(numbers["n"]).alias("name")).collect()]
+    assert names == ["web-00007", "web-99999", "web-100000", "web-100001"]
 
 
 def test_shards_are_a_multiple_of_what_is_asked(root, documents, trained):
