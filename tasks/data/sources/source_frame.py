@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import heapreplace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ def source_frame(spark: SparkSession, files: list[SourceFile], num_partitions: i
     """One row per file; files go to partitions largest first, each to the one with the fewest bytes."""
     import pyarrow as pa
 
-    loads = [0] * num_partitions
+    loads = [(0, number) for number in range(num_partitions)]
     rows = []
     for file in sorted(files, key=lambda file: (-file.num_text_bytes, file.name)):
-        target = loads.index(min(loads))
-        loads[target] += file.num_text_bytes + 1
+        load, target = loads[0]
+        heapreplace(loads, (load + file.num_text_bytes + 1, target))
         rows.append(
             {
                 **{name: getattr(file, name) for name in SOURCE_COLUMNS},
