@@ -180,7 +180,7 @@ def math_parts(record: Mapping[str, Any]) -> tuple[str, str]:
         solution, _, answer = answer.rpartition(GSM_MARK)
         return answer.strip(), solution.strip()
     solution = record["solution"] if isinstance(record.get("solution"), str) else ""
-    if measured := MEASURED.fullmatch(answer.strip()):
+    if parted_question(record) and (measured := MEASURED.fullmatch(answer.strip())):
         answer = measured[1]
     boxes = [] if answer.strip() else boxed_answers(solution)
     return (boxes[-1] if boxes else answer).strip(), solution

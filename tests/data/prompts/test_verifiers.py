@@ -374,7 +374,7 @@ def test_asdiv_is_asked_with_its_body_and_its_answer_is_the_number_without_the_u
     record = {"body": "Paco had 26 cookies.", "question": "How many are left after 17?", "answer": "9 (cookies)"}
     prompt = prompt_of("math", record)
     assert (prompt.question, prompt.answer) == ("Paco had 26 cookies. How many are left after 17?", "9")
-    assert prompt_of("math", {"question": "Which interval?", "answer": "2 (3)"}).answer == "2 (3)"
+    assert prompt_of("math", {"question": "Which product?", "answer": "2 (x+y)"}).answer == "2 (x+y)"
 
 
 @HAS_DATA
