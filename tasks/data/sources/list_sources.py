@@ -248,7 +248,7 @@ def _hashed_files(
     }
     total, done, reported, files = sum(sizes.values()), 0, 0, []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for file in pool.map(lambda item: _source_file(root, *item, max_record_bytes), roles):
+        for file in pool.map(lambda item: _source_file(root, *item, max_record_bytes=max_record_bytes), roles):
             files.append(file)
             done += file.size
             if report is not None and done - reported >= REPORTED_BYTES:
