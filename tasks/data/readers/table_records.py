@@ -27,7 +27,7 @@ LICENCES = ("licence", "license", "max_stars_repo_licenses", "detected_licenses"
 REPOSITORIES = ("repo", "repository", "repo_name", "max_stars_repo_name")
 REPOSITORY_PATHS = ("path", "max_stars_repo_path")
 """The last ones as The Stack names them."""
-ORIGIN_FIELDS = ("id", "lang", "commit", *URLS, *LICENCES, *REPOSITORIES, *REPOSITORY_PATHS)
+ORIGIN_FIELDS = ("id", "lang", "commit", *URLS, *DESCRIPTIONS, *LICENCES, *REPOSITORIES, *REPOSITORY_PATHS)
 BATCH_ROWS = 64
 """Rows of a Parquet file in memory at once: few, since a web page can have a megabyte."""
 HTML_LINES = "html_jsonl"

@@ -20,7 +20,7 @@ from tasks.data.chats.chat_records import _empty, _line_rows, source_rows
 from tasks.data.readers.seen_keys import SeenKeys
 from tasks.data.readers.source_bytes import HashingReader
 from tasks.data.readers.source_records import LOST, _source_rows, read_sources
-from tasks.data.readers.table_records import record_of
+from tasks.data.readers.table_records import parquet_records, record_of
 from tasks.data.readers.text_records import text_records, zip_records
 from tasks.data.readers.wiki_dumps import wiki_pages
 from tasks.data.records.documents import document_id
@@ -585,10 +585,13 @@ def test_a_record_without_text_says_what_it_has_instead(record, detail):
         ({"max_stars_repo_licenses": ["MIT"], "repo": None}, ("", "MIT", "", "")),
     ],
 )
-def test_the_fields_of_published_sets_say_where_a_document_is_from(record, origin):
+def test_the_fields_of_published_sets_say_where_a_document_is_from(record, origin, tmp_path):
+    path, record = tmp_path / "x.parquet", {"text": "words", **record}
+    pq.write_table(pa.Table.from_pylist([record]), path)
     source = {"name": "x.jsonl", "format": "jsonl", "role": "pretrain", "text": [], "domain": "code"}
-    read = record_of(source, 7, {"text": "words", **record})
-    assert (read.url, read.licence, read.repository, read.path, read.lang) == (*origin, None)
+    (row,) = parquet_records({**source, "path": str(path), "sha256": ""}, 10**6)
+    for read in (record_of(source, 7, record), row):
+        assert (read.url, read.licence, read.repository, read.path, read.lang) == (*origin, None)
 
 
 def test_a_row_of_parquet_has_the_text_that_its_line_of_json_has(tmp_path):
