@@ -17,9 +17,11 @@ Asked = dict[str, Any]
 
 def readable_chat(asked: Asked) -> Asked:
     """The request in that form; what is wrong in it stays for whoever reads it. Raises ValueError for a choice among
-    tools that are not there."""
+    tools that are not there, and for a chat of no messages, to which llama.cpp would answer anything."""
     asked = _with_choice(dict(asked))
     messages = asked.get("messages")
+    if messages == []:
+        raise ValueError("messages is empty: give at least one")
     if isinstance(messages, list):
         asked["messages"] = [read for each in messages for read in _messages(each)]
     return with_thinking(asked)

@@ -270,7 +270,7 @@ def test_an_answer_that_the_request_begins_has_no_reasoning_unless_it_says_so():
 
 
 TOOL = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
-CALL = {"messages": [], "tools": [TOOL], "tool_choice": "required"}
+CALL = {"messages": [{"role": "user", "content": "Weather?"}], "tools": [TOOL], "tool_choice": "required"}
 
 
 @pytest.mark.parametrize(
@@ -339,6 +339,7 @@ SHAPE = {"type": "object", "properties": {"x": {"type": "integer"}}}
         (CHAT, {"guided_json": SHAPE}, "guided_json is not supported: write response_format"),
         (TEXT, {"min_tokens": 8}, "min_tokens is not supported"),
         (CHAT, {"stop": 5}, "stop is 5: write a text"),
+        (CHAT, {"messages": []}, "messages is empty"),
         (TEXT, {"stop": ["a", 5]}, "write a text, or a list of texts"),
         (MESSAGE, {"stop_sequences": 5}, "stop_sequences is 5"),
         (CHAT, {"response_format": "json"}, "response_format is json: write"),

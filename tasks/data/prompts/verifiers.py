@@ -31,6 +31,7 @@ from tasks.data.seeds.math_answers import (
 )
 from tasks.data.seeds.problem_kinds import CHOICE, CODE, CONSTRAINTS, EXACT, MATH, SAFETY, TOOLS
 
+TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 MAX_BOXES = 8
 """Boxes with different texts that may be equal: more are a guess."""
 
@@ -96,9 +97,17 @@ def equals(answer: str, expected: str) -> bool:
     return answer == expected.strip()
 
 
+def _without_tags(answer: str) -> str:
+    """What stands in `<answer>`, as prompts after DeepSeek-R1-Zero's ask for it; the answer itself where there are
+    several such places, which are a guess, or a box beside it."""
+    tagged = TAGGED.findall(answer)
+    return tagged[0].strip() if len(tagged) == 1 and BOX not in TAGGED.sub("", answer) else answer
+
+
 def agrees_mathematically(answer: str, expected: str) -> bool:
-    """One final answer: in a box, after `####` or `answer:`, or an answer of one line. Two boxes that differ are a
-    guess, and so wrong."""
+    """One final answer: in a box, in `<answer>`, after `####` or `answer:`, or an answer of one line. Two boxes that
+    differ are a guess, and so wrong."""
+    answer = _without_tags(answer)
     boxed = list(dict.fromkeys(boxed_answers(answer)))
     if len(boxed) > MAX_BOXES or any(not answers_agree(each, boxed[0]) for each in boxed[1:]):
         return False
@@ -116,8 +125,9 @@ def passes_tests(answer: str, expected: str) -> bool | None:
 
 
 def chooses(answer: str, expected: str) -> bool:
-    """The letter of one choice, by itself, in a box, or after `answer:`; as LaTeX's text, in brackets, with a full
-    stop, or before that choice's text on the same line."""
+    """The letter of one choice, by itself, in a box, in `<answer>` or after `answer:`; as LaTeX's text, in brackets,
+    with a full stop, or before that choice's text on the same line."""
+    answer = _without_tags(answer)
     if len(set(boxed_answers(answer))) > 1:
         return False
     stated = (final_answer(answer) or answer).strip()

@@ -116,6 +116,13 @@ def test_a_generated_problem_wants_exactly_its_answer(text, answer, is_finished,
         ("It is 1 or 2 or 3", "3", False),
         ("The answer is 1 or 3", "3", False),
         ("\\boxed{}", "3", False),
+        ("We add.\n<answer>3</answer>", "3", True),
+        ("<answer>\n\\boxed{3}\n</answer>", "3", True),
+        ("<answer>The answer is 3.</answer> I checked: 1 + 2.", "3", True),
+        ("<answer>2</answer> no, <answer>3</answer>", "3", False),
+        ("\\boxed{3} <answer>2</answer>", "2", False),
+        ("<answer>2</answer>", "3", False),
+        ("<answer>3", "3", False),
     ],
 )
 def test_mathematics_wants_one_final_answer_that_is_equal(text, answer, is_right):
@@ -123,7 +130,14 @@ def test_mathematics_wants_one_final_answer_that_is_equal(text, answer, is_right
 
 
 @pytest.mark.parametrize(
-    "text", ["Answer: $B$", "\\boxed{\\mathrm{B}}", "\\boxed{\\textbf{(B)}}", "\\boxed{B} " * 5000]
+    "text",
+    [
+        "Answer: $B$",
+        "So.\n<answer> (B) </answer>",
+        "\\boxed{\\mathrm{B}}",
+        "\\boxed{\\textbf{(B)}}",
+        "\\boxed{B} " * 5000,
+    ],
 )
 def test_a_choice_may_be_in_mathematics_or_bold(text):
     assert verdict("choice", "B", text) is True and verdict("choice", "C", text) is False
@@ -142,6 +156,10 @@ def test_a_choice_may_be_in_mathematics_or_bold(text):
 )
 def test_a_program_is_its_blocks_of_python(text):
     assert verdict("code_with_tests", suite_of("assert f() == 5"), text) is True
+
+
+def test_many_opened_tags_are_no_answer():
+    assert verdict("math", "3", "<answer>" * 100_000) is False
 
 
 def test_many_nested_boxes_are_one():
