@@ -57,6 +57,12 @@ TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
         ({"system_prompt": "Be brief.", "prompt": "Hi", "chosen": "Yes.", "rejected": "No."}, 2),
         ({"system": "Be brief.", "chosen": [BRIEF, *ASKED, YES], "rejected": [BRIEF, *ASKED, NO]}, 2),
         ({"chosen": f"{TALK}Yes.", "rejected": f"{TALK}No."}, 3),
+        ({"query": "Hi", "response": "Yes.", "rejected_response": "No."}, 1),
+        (
+            {"system": "Be brief.", "query": "Hi", "history": [["Well?", "Well."]]}
+            | {"response": "Yes.", "rejected_response": "No."},
+            4,
+        ),
         ({"prompt": TALK, "chosen": " Yes.", "rejected": " No."}, 3),
         ({"chosen": "[INST] Hi [/INST] Yes.", "rejected": "[INST] Hi [/INST] No."}, 1),
         ({"prompt": "Hi", "messages": [*ASKED, YES], "chosen": [*ASKED, YES], "rejected": [*ASKED, NO]}, 1),

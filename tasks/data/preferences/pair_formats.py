@@ -3,8 +3,8 @@
 It reads `chosen` and `rejected`: answers to a `prompt`, an `instruction` + `input`, `conversations` or `messages`;
 whole conversations with a shared beginning, as lists of messages or as transcripts ("\\n\\nHuman: ...\\n\\nAssistant:
 ..."); `instruction` with two `output`s, the better one first; `messages` and the `rejected_response` in place of the
-last one; two answers beside a field that says which is better (COMPARISONS); and a list of rated ones (RANKINGS). The
-functions are pure and work per record.
+last one, or ms-swift's `query`, `history` and `response` with it; two answers beside a field that says which is better
+(COMPARISONS); and a list of rated ones (RANKINGS). The functions are pure and work per record.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ COMPARISONS = (
 """The layouts of PKU-SafeRLHF, HelpSteer2, HelpSteer3, SHP and Chatbot Arena."""
 PREFERRED = (("chosen", "rejected"), ("response_j", "response_k"), ("messages", "rejected_messages"))
 """Fields of the better and of the other answer; the last ones of the pairs of Stack Exchange and of ms-swift."""
-
+REJECTED = "rejected_response"
 
 SCORES = (("score_chosen", "score_rejected"), ("chosen_score", "rejected_score"), ("chosen_rating", "rejected_rating"))
 SCORES += (("chosen-rating", "rejected-rating"),)
@@ -93,8 +93,12 @@ class Pair(NamedTuple):
 def pair_of(record: Record) -> Pair:
     """The pair of one record. Raises MalformedChatError for a record that is none."""
     record = with_turns(record)
-    chosen, rejected = _answers(record)
-    (better, tools), (worse, _) = _conversation(record, chosen), _conversation(record, rejected)
+    if {"query", "response", REJECTED} <= record.keys():
+        asked = {key: value for key, value in record.items() if key != REJECTED}
+        ((better, tools),), ((worse, _),) = map(conversations_of, (asked, {**asked, "response": record[REJECTED]}))
+    else:
+        chosen, rejected = _answers(record)
+        (better, tools), (worse, _) = _conversation(record, chosen), _conversation(record, rejected)
     if better[:-1] != worse[:-1]:
         raise MalformedChatError("no_shared_prompt", f"{len(better) - 1} and {len(worse) - 1} turns before the answers")
     if better[-1] == worse[-1]:
@@ -108,8 +112,8 @@ def _answers(record: Record) -> tuple[object, object]:
         if {better, worse} <= record.keys():
             _refuse_equal_scores(record)
             return record[better], record[worse]
-    if "rejected_response" in record and _is_turns(record.get("messages")):
-        return record["messages"][-1], record["rejected_response"]
+    if REJECTED in record and _is_turns(record.get("messages")):
+        return record["messages"][-1], record[REJECTED]
     outputs = record.get("output")
     if isinstance(outputs, list) and len(outputs) == 2:
         return outputs[0], outputs[1]
@@ -164,7 +168,7 @@ def _conversation(record: Record, answer: object) -> tuple[list[Message], list[R
     question = _question(record) if asked is None else ""
     if asked is None:
         asked = [{"role": "user", "content": question}] if question else []
-    elif "rejected_response" in record:
+    elif REJECTED in record:
         asked = asked[:-1]
     if isinstance(answer, list):
         turns = answer if _is_whole(answer) else [*asked, *answer]
