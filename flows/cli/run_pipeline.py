@@ -87,6 +87,7 @@ def run_pipeline(
         import flows.full_pipeline  # noqa: F401
 
     with running_servers(home, partial(print, flush=True), load_flow) as servers:
+        from prefect.exceptions import Abort
         from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
         from flows.cli.silent_runs import crash_dead_runs, lost_its_process
@@ -103,6 +104,10 @@ def run_pipeline(
                     scale=scale, store=store, data=data, from_stage=from_stage, start=start, until=until
                 )
                 return outcome
+        except Abort as error:  # is no Exception: nobody else would say why the run ended
+            raise RuntimeError(
+                f"Prefect's server aborted the run ({error}; {log_path(home, 'prefect')}): run again to continue"
+            ) from error
         except Exception as error:
             _blame_servers(home, servers, error)
             raise

@@ -10,14 +10,18 @@ import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from queue import Queue
 from unittest.mock import patch
 
 import pytest
+import typer
+from prefect.exceptions import Abort
 
-from flows.cli import deployment
+from flows import full_pipeline
+from flows.cli import deployment, run_pipeline
+from flows.cli.command_errors import failures
 from flows.cli.deployment import bring_down, bring_up
 from flows.cli.run_pipeline import say_unused_servers
 from infra.child_process import free_port
@@ -217,6 +221,19 @@ def test_servers_of_the_shell_that_a_run_does_not_use_are_named_without_a_passwo
     say_unused_servers(home, own)
     said = capsys.readouterr().err
     assert said == f"MLFLOW_TRACKING_URI is not used: runs of {home.root} are kept by its own server, {own.mlflow}\n"
+
+
+def test_a_run_that_prefects_server_aborts_ends_with_its_reason(home, monkeypatch, capsys):
+    """As where its database finds no room for temporary files. The abort is no Exception."""
+
+    def aborted(**given) -> None:
+        raise Abort("database or disk is full")
+
+    monkeypatch.setattr(full_pipeline, "full_pipeline", aborted)
+    monkeypatch.setattr(run_pipeline, "running_servers", lambda *given: nullcontext(read_servers_file(home)))
+    with pytest.raises(typer.Exit), failures(home):
+        run_pipeline.run_pipeline(home, "micro", None, None, None, None, None)
+    assert "no space left on" in capsys.readouterr().err
 
 
 def test_two_servers_are_given_two_ports(home):
