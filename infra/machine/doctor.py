@@ -40,6 +40,8 @@ MIN_TEMPORARY_BYTES = 1 << 28
 MIN_MEMORY_BYTES = 3 << 30
 """`run tiny` used 2.3 GiB."""
 CONNECT_TIMEOUT_SECONDS = 5
+MAX_SAID_CHARS = 400
+"""Most characters of what another program says of its failure."""
 SCHEDULER_COMMANDS = {
     "slurm": ("sbatch", "scontrol", "scancel"),
     "pbs": ("qsub", "qstat", "qdel"),
@@ -92,10 +94,14 @@ def check_java() -> Check:
     fix = f"install Java {REQUIRED_JAVA} (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME to one"
     if java is None or not Path(java).exists():
         return Check("java", False, "none" if not home else f"JAVA_HOME {home} has no bin/java", fix)
-    text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "(\d+)', text)
-    passed = version is not None and int(version[1]) >= REQUIRED_JAVA
-    return Check("java", passed, text.splitlines()[0] if text else "no answer to java -version", "" if passed else fix)
+    done = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    version = re.search(r'version "(\d+)', done.stderr)
+    if version is None:
+        said = " ".join(line.strip("# ") for line in (done.stderr + done.stdout).splitlines() if line.strip("# "))
+        mended = "mend that (memory: ulimit -v; open files: ulimit -n), or set JAVA_HOME to another Java"
+        return Check("java", False, f"{java} -version ended with {done.returncode}: {said[:MAX_SAID_CHARS]}", mended)
+    passed = int(version[1]) >= REQUIRED_JAVA
+    return Check("java", passed, done.stderr.splitlines()[0], "" if passed else fix)
 
 
 def check_compiler() -> Check:

@@ -187,7 +187,8 @@ def _start(resources: SparkResources, directory: Path) -> SparkSession:
         with _standard_error_to(log_path):
             session = builder.getOrCreate()
     except (Py4JError, PySparkException, RuntimeError, OSError) as error:
-        tail = " | ".join(log_path.read_text(errors="replace").splitlines()[-5:]) if log_path.exists() else ""
+        said = log_path.read_text(errors="replace").splitlines() if log_path.exists() else []
+        tail = " | ".join([line for line in said if not line.startswith("\tat ")][-5:])
         raise ValueError(
             f"Spark did not start on master {resources.master} ({error}): check data.resources; its log ended in: "
             f"{tail}"

@@ -111,8 +111,8 @@ def _say_when_one_ends(home: Home, urls: ServerUrls, say: Callable[[str], None],
         if ended := ended_servers(home, urls):
             logs = ", ".join(str(log_path(home, name)) for name in ended)
             say(
-                f"the {' and '.join(ended)} server of `glm46 up` has ended ({logs}): this run fails minutes after its "
-                f"next step, unless `glm46 up` starts it again at {urls.prefect} and {urls.mlflow}"
+                f"the {' and '.join(ended)} server of `glm46 up` has ended ({logs}): this run fails when it next "
+                f"needs it, unless `glm46 up` starts it again at {urls.prefect} and {urls.mlflow}"
             )
             return
 

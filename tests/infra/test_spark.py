@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from infra.home import open_home
 from infra.machine.doctor import check_java, require
-from infra.machine.spark import spark_session, stop_spark
+from infra.machine.spark import _start, spark_session, stop_spark
 from tests.conftest import ROOT
 from tests.support.data_inputs import RESOURCES, in_partitions
 
@@ -37,6 +38,29 @@ def test_a_missing_or_old_java_is_one_sentence_with_the_fix(make, message, tmp_p
     with pytest.raises(ValueError, match=rf"java: .*{message}.*; install Java 17") as refused:
         require(check_java())
     assert "\n" not in str(refused.value)
+
+
+def test_a_java_that_does_not_start_is_named_with_its_own_words(tmp_path, monkeypatch):
+    """As under a limit of memory (`ulimit -v`), where Java writes to its standard output. It is installed."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\nprintf '#\\n# There is insufficient memory.\\n'\nexit 1\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"java: \S+/bin/java -version ended with 1: There is .* memory\.; .* ulimit -v"
+    ):
+        require(check_java())
+
+
+def test_a_spark_that_does_not_start_is_named_with_the_cause_and_not_with_frames(home, monkeypatch):
+    def start(builder) -> None:
+        os.write(2, b"Error: too many open files\n" + b"\tat java.base/Launcher.main(Launcher.java:1)\n" * 9)
+        raise RuntimeError("Java gateway process exited")
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", start)
+    with pytest.raises(ValueError, match=r"its log ended in: Error: too many open files$"):
+        _start(RESOURCES, home.work_root)
 
 
 def test_one_session_serves_all_and_stopping_it_ends_its_java_process_and_removes_its_files():
