@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -88,7 +89,12 @@ def check_launchers(launchers: Iterable[str]) -> list[Check]:
 
 
 def check_java() -> Check:
-    """Spark needs Java 17 or later, from JAVA_HOME or the PATH."""
+    """Spark needs Java 17 or later, from JAVA_HOME or the PATH, and a user with a name."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        named = "name it in /etc/passwd, or start the container as a user of its image"
+        return Check("java", False, f"user {os.geteuid()} has no name, for which Spark's file systems ask", named)
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     fix = f"install Java {REQUIRED_JAVA} (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME to one"

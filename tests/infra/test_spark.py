@@ -53,6 +53,14 @@ def test_a_java_that_does_not_start_is_named_with_its_own_words(tmp_path, monkey
         require(check_java())
 
 
+def test_a_user_without_a_name_is_refused_before_spark_starts(monkeypatch):
+    """As in a container that was started with a number of its own (`docker run --user 4711`)."""
+    require(check_java())
+    monkeypatch.setattr(os, "geteuid", lambda: 1 << 30)
+    with pytest.raises(ValueError, match=r"java: user 1073741824 has no name, .*; name it in /etc/passwd, or start"):
+        require(check_java())
+
+
 def test_a_spark_that_does_not_start_is_named_with_the_cause_and_not_with_frames(home, monkeypatch):
     def start(builder) -> None:
         os.write(2, b"Error: too many open files\n" + b"\tat java.base/Launcher.main(Launcher.java:1)\n" * 9)
