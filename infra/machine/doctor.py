@@ -201,9 +201,9 @@ def check_named_store(uri: str | None, home: Home, deep: bool) -> list[Check]:
     """The checks of the store at a URI, or of the home's own (None). One that is not there is not made."""
     try:
         store = open_store(None, home) if uri is None and not deep else open_known_store(uri, home, writes=not deep)
-    except ValueError as error:
+        return check_store(store, deep)
+    except (ValueError, OSError) as error:
         return [Check("store", False, "cannot be used", str(error))]
-    return check_store(store, deep)
 
 
 def check_store(store: Store, deep: bool) -> list[Check]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import subprocess
 import time
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -120,6 +123,14 @@ def test_code_compiled_for_another_machine_is_named_with_both(tmp_path, monkeypa
     assert "model.kernels.native_library" in check.fix
     (machine.make_native_dir() / "decoding_kernel-0.so").touch()
     assert not doctor.check_native_code([here.native_dir / "decoding_kernel-0.so"]).fix
+
+
+def test_a_store_of_another_user_is_one_check_of_several(home, monkeypatch):
+    """Before, its error was all that doctor printed."""
+    refused = PermissionError(errno.EACCES, "Permission denied", "/team/store/manifests")
+    monkeypatch.setattr(Path, "is_dir", Mock(side_effect=refused))
+    (check,) = doctor.check_named_store("/team/store", home, deep=False)
+    assert (check.passed, check.found) == (False, "cannot be used") and "/team/store/manifests" in check.fix
 
 
 @pytest.mark.parametrize("opening", [known_home, open_home])
