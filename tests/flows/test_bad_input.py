@@ -216,6 +216,37 @@ command.main()
 """
 
 
+CLOSED = """
+import os, sys
+from flows.cli.inherited import open_closed_streams
+open_closed_streams()
+log = open("log", "w")
+print("a message", file=sys.stderr, flush=True)
+print(log.fileno(), *(os.path.realpath(f"/proc/self/fd/{number}") for number in range(3)), file=log)
+"""
+
+
+def test_messages_to_closed_streams_do_not_go_into_the_first_file_that_is_opened(tmp_path):
+    shell = ["bash", "-c", '"$@" <&- >&- 2>&-', "bash", sys.executable, "-c", CLOSED]
+    subprocess.run(shell, cwd=tmp_path, env=environment(tmp_path), check=True)
+    assert (tmp_path / "log").read_text().split() == ["3", "/dev/null", "/dev/null", "/dev/null"]
+
+
+def test_a_current_directory_that_was_removed_is_one_sentence(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f"import os; os.rmdir({str(gone)!r}); from flows.cli.command import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", script, "plan", "micro"],
+        cwd=gone,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (1, "glm46: the current directory was removed: change to another one\n")
+
+
 def test_a_relative_store_reaches_the_flow_by_its_whole_path(tmp_path):
     """The flow refuses a relative one: in a deployment it would be a new one in the directory of the worker."""
     words = [sys.executable, "-c", RUN_WITHOUT_THE_FLOW, "run", "micro", "--store", "a b"]

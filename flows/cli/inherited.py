@@ -1,0 +1,24 @@
+"""What a process of the command line inherits and needs: standard streams that are open, a current directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def open_closed_streams() -> None:
+    """Lead standard streams that are closed (`2>&-`) to the null device: else the first file that is opened becomes
+    what this process and its children write messages to."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            setattr(sys, name, os.fdopen(descriptor, mode))
+
+
+def refuse_removed_directory() -> None:
+    """End the process where the current directory is gone: neither a home nor Java is found from there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        sys.exit("glm46: the current directory was removed: change to another one")
