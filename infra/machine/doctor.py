@@ -198,9 +198,11 @@ def require(*checks: Check) -> None:
 
 
 def check_named_store(uri: str | None, home: Home, deep: bool) -> list[Check]:
-    """The checks of the store at a URI, or of the home's own (None). One that is not there is not made."""
+    """The checks of the store at a URI, or of the home's own (None). One that is not there is not made; an empty
+    directory becomes one, as in a run."""
     try:
-        store = open_store(None, home) if uri is None and not deep else open_known_store(uri, home, writes=not deep)
+        is_new = uri is None or (Path(uri).is_dir() and not any(Path(uri).iterdir()))
+        store = open_store(uri, home) if is_new and not deep else open_known_store(uri, home, writes=not deep)
         return check_store(store, deep)
     except (ValueError, OSError) as error:
         return [Check("store", False, "cannot be used", str(error))]

@@ -125,6 +125,13 @@ def test_code_compiled_for_another_machine_is_named_with_both(tmp_path, monkeypa
     assert not doctor.check_native_code([here.native_dir / "decoding_kernel-0.so"]).fix
 
 
+def test_an_empty_directory_can_be_checked_before_a_run_has_made_a_store_of_it(home, tmp_path):
+    (tmp_path / "new").mkdir()
+    assert all(check.passed for check in doctor.check_named_store(str(tmp_path / "new"), home, deep=False))
+    (missing,) = doctor.check_named_store(str(tmp_path / "typo"), home, deep=False)
+    assert not missing.passed and not (tmp_path / "typo").exists()
+
+
 def test_a_store_of_another_user_is_one_check_of_several(home, monkeypatch):
     """Before, its error was all that doctor printed."""
     refused = PermissionError(errno.EACCES, "Permission denied", "/team/store/manifests")
