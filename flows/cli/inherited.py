@@ -10,10 +10,10 @@ from pathlib import Path
 def open_closed_streams() -> None:
     """Lead standard streams that are closed (`2>&-`) to the null device: else the first file that is opened becomes
     what this process and its children write messages to."""
-    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
-            setattr(sys, name, os.fdopen(descriptor, mode))
+            # takes the lowest number that is free: that of the closed stream
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def refuse_removed_directory() -> None:
