@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from infra.home import Home, open_home
 from infra.step import Manifest
-from infra.storage.open_store import open_known_store
+from infra.storage.open_store import open_store
 from infra.storage.store import Store
 from tasks.monitoring.metric_table import Figures
 from tasks.monitoring.nccl_tests import add_nccl_tests
@@ -95,7 +95,8 @@ def main() -> None:
     arguments.add_argument("--store")
     given = arguments.parse_args()
     home = open_home()
-    serve(home, open_known_store(given.store, home), given.port)
+    # `glm46 up` may start it before the first run has made the store
+    serve(home, open_store(given.store, home), given.port)
 
 
 if __name__ == "__main__":
