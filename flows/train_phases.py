@@ -60,7 +60,7 @@ class PhaseHistory:
         return next((model for model in reversed(self.models) if isinstance(model, AssessedModel)), None)
 
     def model_of(self, phase: PhaseSection | None) -> AssessedModel | AssessedRewardModel | None:
-        """The model that this run made in a phase; None where `start` stands for it."""
+        """The model that this run made in a phase; None where `start` replaces it."""
         return next((model for model in self.models if phase is not None and model.phase.name == phase.name), None)
 
     @property

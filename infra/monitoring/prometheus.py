@@ -89,7 +89,7 @@ def alertmanager(home: Home, program: str, port: int) -> Service:
         f"--config.file={directory / 'alertmanager.yml'}",
         f"--storage.path={directory / 'alertmanager'}",
         f"--web.listen-address={HOST}:{port}",
-        "--cluster.listen-address=",  # alone: nobody to gossip with
+        "--cluster.listen-address=",  # a single one: nobody to gossip with
         "--log.level=warn",
     )
     return Service("alertmanager", (program, *options), port, "/-/ready")

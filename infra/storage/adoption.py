@@ -15,7 +15,7 @@ from infra.storage.store import Store, step_key
 def adopt(store: Store, home: Home, old: str, new: str, reason: str) -> str:
     """Commit the work of key OLD under key NEW, or move its unfinished work there; returns what was done, in words.
 
-    Raises ValueError unless both keys are of one step and differ in code or package versions alone.
+    Raises ValueError unless both keys are of one step and differ only in code or package versions.
     """
     wanted = _asked_for(home, new)
     if wanted is None:
@@ -39,7 +39,7 @@ def adopt(store: Store, home: Home, old: str, new: str, reason: str) -> str:
             if store.read_manifest(new) is not None:
                 raise ValueError(f"key {new} was committed by another run in the meantime: nothing is left to adopt")
             adopted = adopted.model_copy(update={"generation": adopted.generation + 1})
-        return f"step {manifest.step}: the artifact of {old[:12]} stands under {new[:12]}"
+        return f"step {manifest.step}: the artifact of {old[:12]} has the key {new[:12]}"
     if not (home.work_dir(old)).is_dir():
         raise ValueError(f"key {old} has neither an artifact nor unfinished work under {home.root}")
     if home.work_dir(new).exists():
@@ -50,7 +50,7 @@ def adopt(store: Store, home: Home, old: str, new: str, reason: str) -> str:
 
 
 def _asked_for(home: Home, key: str) -> dict[str, Any] | None:
-    """The identity behind a key that a run of this home asked for."""
+    """The identity of a key that a run of this home asked for."""
     for path in sorted((home.run_dir / "identities").rglob("*.json")):
         for identity in json.loads(path.read_text()):
             if step_key(identity) == key:

@@ -15,7 +15,7 @@ class ManifestGraph:
     """Every valid manifest of a store.
 
     An input is known by its digest, and several manifests may have one digest (another threshold that dropped the same
-    documents): they hold the same content, and the first by key stands for all unless `ancestors` finds one that fits
+    documents): they hold the same content, and the first by key represents all unless `ancestors` finds one that fits
     its surroundings better.
     """
 
@@ -24,7 +24,7 @@ class ManifestGraph:
 
     @cached_property
     def by_digest(self) -> dict[str, Manifest]:
-        """The manifest that stands for its digest."""
+        """The manifest that represents its digest."""
         return {digest: found[0] for digest, found in self.with_digest.items()}
 
     def made_by(self, *steps: str) -> Iterator[Manifest]:
@@ -32,7 +32,7 @@ class ManifestGraph:
         return (manifest for manifest in self.by_digest.values() if manifest.step in steps)
 
     def input_of(self, manifest: Manifest, name: str) -> Manifest | None:
-        """The manifest behind an input; None where the step had none. Raises ValueError where the store lacks it."""
+        """The manifest of an input; None where the step had none. Raises ValueError where the store lacks it."""
         digest = manifest.identity["inputs"].get(name)
         if digest is None:
             return None

@@ -75,7 +75,7 @@ def _sum_of_copies(rows_RD: Tensor, slots_TK: Tensor, weights_TK: Tensor | None 
     """out[t] = sum_k weights[t, k] * rows[slots[t, k]], (T, D), added in float32."""
     if not torch.compiler.is_compiling():
         return F.embedding_bag(slots_TK, rows_RD, mode="sum", per_sample_weights=weights_TK)
-    # A compiler makes one kernel of this, which takes a ninth of the bag's time on an H200; run as it stands it would
+    # A compiler makes one kernel of this, which takes a ninth of the bag's time on an H200; run as it is, it would
     # hold every copy in float32.
     copies_TKD = rows_RD[slots_TK].float()
     if weights_TK is not None:

@@ -11,7 +11,7 @@ the dtype that it had. Scales are float32.
 
 Every expert sees every calibration token, whatever the router chooses: an expert that few tokens reach would else be
 rounded blindly. AWQ scales the inputs of a matrix and divides the norm or matrix before it by the same numbers. The
-norm before experts is left alone: the router reads it, too, and stays bit for bit the trained one.
+norm before experts is not changed: the router reads it, too, and stays bit for bit the trained one.
 """
 
 from __future__ import annotations

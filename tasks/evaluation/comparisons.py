@@ -140,7 +140,7 @@ def measured_figures(items: Sequence[Item]) -> tuple[str, ...]:
 def compare(figure: str, items: Sequence[Item], others: Sequence[Item], noise_floor: float = 0.0) -> list[Compared]:
     """The figure first, then its parts: every domain of bits per byte, every benchmark of multiple choice where there
     are several, harmful and harmless requests, tasks of every environment. Nothing for a kind without items.
-    `noise_floor` is the figure's own where seeds alone do not make it. Documents must be finite."""
+    `noise_floor` is the figure's own where it does not come from seeds only. Documents must be finite."""
     if figure in OWN_TEXTS:
         kind = OWN_TEXTS[figure]
         ours, theirs = ([item for item in side if item.kind == kind] for side in (items, others))

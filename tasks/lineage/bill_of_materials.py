@@ -1,4 +1,4 @@
-"""The bill of materials of a release in CycloneDX 1.6: its weights, the Python packages and the sources behind them."""
+"""The bill of materials of a release in CycloneDX 1.6: its weights, the Python packages and its sources."""
 
 from __future__ import annotations
 

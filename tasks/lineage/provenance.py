@@ -26,7 +26,7 @@ DECISION = "promotion decision"
 
 def release_graph(graph: ManifestGraph, version: NamedVersion) -> ManifestGraph:
     """The part of a store that a release was made from: its weights, the decision on it and their ancestors. One
-    manifest stands for each digest, so what is computed from it does not depend on other runs in the store."""
+    manifest represents each digest, so what is computed from it does not depend on other runs in the store."""
     steps = graph.ancestors(*released_artifacts(graph, version).values(), _decision(graph, version))
     return ManifestGraph(graph.store, {made.digest: (made,) for made in steps})
 

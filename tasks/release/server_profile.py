@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from model.generation.generation import InProcessEngine, Sampling
 
 MIN_REQUESTS = 4
-"""Requests at the lowest concurrency: one would show the first request's cost alone."""
+"""Requests at the lowest concurrency: one would show only the first request's cost."""
 LLAMA_SERVER, OWN_ENGINE = "llama.cpp's server", "our own engine"
 PROMPT = "Note {}: the quick brown fox jumps over the lazy dog, and then"
 """Begins with the request's number, so that no server answers from its cache of prompts."""

@@ -59,7 +59,7 @@ class SmokeReport(Record):
 def smoke_test(
     *, gguf: Artifact[GgufFiles], reference: Artifact[Reference], resources: ServingResources, output: Output
 ) -> SmokeReport:
-    """Served as for users who are not alone: with a key and slots. Differences are reasons, not exceptions; a server
+    """Served as for several users: with a key and slots. Differences are reasons, not exceptions; a server
     that does not answer raises the client's error."""
     path = gguf.path(gguf.record.file_names[served_gguf_type(gguf.record.file_names)])
     access = Access(api_key=secrets.token_urlsafe(), num_slots=SMOKE_SLOTS)

@@ -54,7 +54,7 @@ def gguf_table(record: GgufEvaluation) -> str:
         f"({record.num_tokens:,} tokens, "
         f"{record.num_bytes:,} bytes): every token is scored given those before it. "
         + _asked(record.figures[served])
-        + f"{served}, which is served, stands beside the checkpoint in our own engine, the others beside {served}. "
+        + f"{served}, which is served, is compared with the checkpoint in our own engine, the others beside {served}. "
         f"Only {served} is asked multiple choice, requests and tasks.",
         "soft",
     )
@@ -123,5 +123,5 @@ def _asked(figures: Mapping[str, FigureChange]) -> str:
     sampled = figures[PASS_AT_1]
     return (
         f"{sampled.num_answers} answers to {sampled.num_items} held-out problems: value and change with its paired "
-        f"95 % interval; by other seeds alone pass@1 changes by up to {sampled.noise_floor:.3f} (the noise floor). "
+        f"95 % interval; with other seeds only, pass@1 changes by up to {sampled.noise_floor:.3f} (the noise floor). "
     )

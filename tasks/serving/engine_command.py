@@ -33,7 +33,7 @@ ROLLOUT_WORDS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
 ROLLOUT_WORDS += ["--worker-extension-cls", f"{vllm_worker.__name__}.{vllm_worker.WeightReader.__name__}"]
 """Token ids in and out, log-probabilities at the sampling's temperature, weights that are read in place."""
 NAMED_EXPERTS = ["--enable-return-routed-experts"]
-"""Of both engines; vLLM's Model Runner V2 alone knows them, whose kernels on processors need Triton's for these."""
+"""Of both engines; only vLLM's Model Runner V2 knows them, whose kernels on processors need Triton's for these."""
 DRAFTS = {"--speculative-num-steps": "3", "--speculative-eagle-topk": "1", "--speculative-num-draft-tokens": "4"}
 ROLLOUT_DRAFTS = DRAFTS | {"--speculative-num-steps": "1", "--speculative-num-draft-tokens": "2"}
 """Of SGLang, while it serves and while it samples for a policy phase (S3)."""

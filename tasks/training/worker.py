@@ -186,7 +186,7 @@ def _read_and_take(training: Training, plan: StepPlan, step: int) -> tuple[StepD
 
 
 def save(training: Training) -> None:
-    """Write a checkpoint, which is uploaded behind the training."""
+    """Write a checkpoint, which is uploaded while training goes on."""
     if training.record is not None:
         training.record.log_last()
     started = time.perf_counter()

@@ -84,7 +84,7 @@ class Wanted:
 
 
 def local_server(gguf_path: Path, context_length: int) -> ServingResources:
-    """Of a server of this command alone: a thread on each physical core that this process may use."""
+    """Of a server that only this command uses: a thread on each physical core that this process may use."""
     usable = len(os.sched_getaffinity(0))
     return ServingResources(
         host="127.0.0.1",
@@ -224,7 +224,7 @@ def _endpoint_model(wanted: Wanted, report: Callable[[Progress], None]) -> tuple
     asked, suite = wanted.asked, wanted.asked.suite
     if asked.needs_whole_texts:
         raise ValueError(
-            f"suite {asked.name} scores whole texts, which needs the tokens of the model behind {wanted.target.url}: "
+            f"suite {asked.name} scores whole texts, which needs the tokens of the model at {wanted.target.url}: "
             f"give the checkpoint or its GGUF file, or a suite without the kind text"
         )
     client = ModelClient(

@@ -16,7 +16,7 @@ def print_plan(asked: Asked) -> None:
     for line in placed.plan.describe().splitlines():
         print(f"# {line}")
     if str(placed.path) == UNKNOWN_DIRECTORY:
-        print(f"# no version {asked.alias} is registered: {UNKNOWN_DIRECTORY} stands for its directory")
+        print(f"# no version {asked.alias} is registered: its directory is written as {UNKNOWN_DIRECTORY}")
     if placed.plan.num_nodes > 1:
         print("# on each node with its NODE_RANK from 0 on, and the MASTER_ADDRESS of node 0")
     for is_worker in (False, True) if placed.plan.num_nodes > 1 and placed.plan.engine == "vllm" else (False,):

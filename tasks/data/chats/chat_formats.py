@@ -325,7 +325,7 @@ def _checked(messages: list[Message]) -> list[Message]:
             )
         if message["role"] != "tool" and has_call:
             raise MalformedChatError(
-                "call_without_result", f"turn {number} is of the {message['role']}, before it stands a call"
+                "call_without_result", f"turn {number} is of the {message['role']} and follows a call"
             )
     for number, message in enumerate(kept):
         if message["role"] == "assistant" and not _says_or_calls(message):

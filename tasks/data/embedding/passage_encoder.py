@@ -5,7 +5,7 @@ top, which is trained to keep its topic (held-out files of toxicity labels, area
 the top 0.80). Each passage goes through the model by itself, so that its vector depends on nothing else.
 
 The packaged models are BERTs, and these layers of one are written out here: the values are those of transformers'
-BertModel to the last bit, and its import alone takes a process 3 s, of which each executor has several. Runs in
+BertModel to the last bit, and its import takes a process 3 s, of which each executor has several. Runs in
 executors: imports no Spark.
 """
 

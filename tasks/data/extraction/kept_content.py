@@ -50,7 +50,7 @@ _EMPTY_BLOCKS = (
 )
 _POWER = re.compile(r"\s*[-+−–]?(?:\d+|[nkxy])\s*")
 _RAISED = re.compile(r"(?:[\d)]|(?<![^\W\d_])[^\W\d_]{1,3})$")
-"""What a power stands behind: a number, a bracket, a variable or a unit."""
+"""What a power follows: a number, a bracket, a variable or a unit."""
 _MAX_WRAPPERS = 8
 _IN_SENTENCE = frozenset({"p", "li", "td", "dd", "blockquote"})
 

@@ -86,7 +86,7 @@ _NUMBER = re.compile(r"[-+−]?\d[\d.,/]*")
 _EXPONENT = re.compile(r"\s*[-+−–]?(?:\d+|[nkxy])\s*")
 _POWER = re.compile(rf"{_EXPONENT.pattern}</sup>", re.IGNORECASE)
 _RAISED = re.compile(r"(?:[\d)]|''|(?<![^\W\d_])[^\W\d_]{1,3})$")
-"""What a power stands behind: a number, a bracket, a variable or a unit."""
+"""What a power follows: a number, a bracket, a variable or a unit."""
 _MARK = "\x00"
 """Followed by a number and a semicolon, it marks the position of verbatim text."""
 RANGE_WORDS = ("to", "-", "–", "and", "or", "x", "by")

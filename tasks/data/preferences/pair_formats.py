@@ -107,7 +107,7 @@ def pair_of(record: Record) -> Pair:
 
 
 def _answers(record: Record) -> tuple[object, object]:
-    """What stands for the preferred and for the rejected answer."""
+    """What names the preferred and the rejected answer."""
     for better, worse in PREFERRED:
         if {better, worse} <= record.keys():
             _refuse_equal_scores(record)

@@ -16,7 +16,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 def turns_before(record: Given) -> tuple[list[Message], Given]:
-    """(the turns before the question, the record with the question alone as `prompt`). The turns are those of `prompt`,
+    """(the turns before the question, the record with only the question as `prompt`). The turns are those of `prompt`,
     `messages` or BFCL's `question`, after what a field says as the system, unless they begin with that; a record with a
     question as text has none else. Raises UnusablePromptError for turns of tools, without text, and where the last one
     is not a user's."""

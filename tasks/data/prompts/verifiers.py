@@ -98,7 +98,7 @@ def equals(answer: str, expected: str) -> bool:
 
 
 def _without_tags(answer: str) -> str:
-    """What stands in `<answer>`, as prompts after DeepSeek-R1-Zero's ask for it; the answer itself where there are
+    """What is in `<answer>`, as prompts after DeepSeek-R1-Zero's ask for it; the answer itself where there are
     several such places, which are a guess, or a box beside it."""
     tagged = TAGGED.findall(answer)
     return tagged[0].strip() if len(tagged) == 1 and BOX not in TAGGED.sub("", answer) else answer

@@ -171,7 +171,7 @@ def _next_record(source: ArchiveBytes, address: tuple[int, int], max_record_byte
         source.drop(size)
         num_skipped, is_wrong = source.skip(length, NEXT_ARC if b"url" in headers else NEXT_WARC)
         if is_wrong:
-            detail = f"content-length is {length}, the next record begins {num_skipped} bytes behind the header"
+            detail = f"content-length is {length}, the next record begins {num_skipped} bytes after the header"
             return ArchiveRecord(*address, headers, reason="wrong_content_length", detail=detail)
         cut = "" if num_skipped == length else f", of which the file has {num_skipped}"
         detail = f"{length} bytes{cut}, ingest.max_record_bytes is {max_record_bytes}"
@@ -188,7 +188,7 @@ def _next_record(source: ArchiveBytes, address: tuple[int, int], max_record_byte
         return ArchiveRecord(
             *address, headers, reason="truncated_record", detail=f"{num_left} of {length} bytes are there"
         )
-    detail = f"content-length is {length}, the next record begins {skipped} bytes behind the header"
+    detail = f"content-length is {length}, the next record begins {skipped} bytes after the header"
     return ArchiveRecord(*address, headers, reason="wrong_content_length", detail=detail)
 
 

@@ -38,7 +38,7 @@ def json_objects(name: str, file: HashingReader, max_object_bytes: int) -> Itera
                 yield parse_object(offset, data)
     except _NoObjectError as error:
         offset, what = error.args
-        yield JsonLine(offset, None, "broken_json", f"{what}: nothing behind it is read from this file")
+        yield JsonLine(offset, None, "broken_json", f"{what}: nothing after it is read from this file")
     except GARBLED as error:
         yield JsonLine(
             scanner.start if scanner.depth else scanner.offset, None, f"truncated_{codec_of(name)}", str(error)

@@ -135,7 +135,7 @@ def _record(source: Source, stream: str, parsed: Parsed, text: str) -> SourceRow
 
 
 def _listed_records(source: Source, max_record_bytes: int) -> Iterator[Parsed]:
-    """The records of a source. Raises ChangedSourceError behind the last one where it is not the listed one."""
+    """The records of a source. Raises ChangedSourceError after the last one where it is not the listed one."""
     if source["format"] == GIT_COMMITS:
         given = (source["repository"], source["licence"], source["max_commits"], max_record_bytes)
         yield from commit_records(source["name"], source["path"], *given)

@@ -41,7 +41,7 @@ NO_UNIT = re.compile(
 GOES_ON = re.compile(r"\s*+[\w(]")
 JOINING_TEXT = re.compile(r"(?:,\s*+)?\\(?:text|mbox)\{\s*+,?\s*+(?:or|and)\s*+\}")
 JOINING_WORD = re.compile(r"(?:,\s*+)?(?<=[\s\d$)}])(?:or|and)(?=[\s\d$(\\])")
-"""What stands between two answers."""
+"""What is between two answers."""
 SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!)\s*+(?=\d{3}(?!\d))")
 """What LaTeX writes between groups of three digits, and never between two numbers."""
 BRACKET_OR_GROUPS = re.compile(
@@ -139,7 +139,7 @@ def _unformatted(answer: str) -> str:
 
 
 def _apart(written: re.Match[str]) -> str:
-    """What stands between two digits joins them only where it groups the digits of one number."""
+    """What is between two digits joins them only where it groups the digits of one number."""
     return "" if GROUP.match(written.string, written.start()) else " ; "
 
 

@@ -1,7 +1,7 @@
 """The critic of PPO as a model in training: built beside the policy, started, and updated on a step's answers.
 
-Its trunk is its own, so that a value loss of any size leaves the policy alone, and a reward model can be what it starts
-from. It has the policy's optimizer, at its own learning rate.
+Its trunk is its own, so that a value loss of any size does not change the policy, and it can start
+from a reward model. It has the policy's optimizer, at its own learning rate.
 """
 
 from __future__ import annotations

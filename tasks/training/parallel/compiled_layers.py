@@ -1,4 +1,4 @@
-"""Compiles what lies between the matrix products of an accelerator's training passes (torch.compile).
+"""Compiles what is between the matrix products of an accelerator's training passes (torch.compile).
 
 Layers of one kind are compiled once, each as one graph: an operation that would divide it is an error. Passes without
 gradients, whose shapes vary, run as they are. A compiler's error is silent, so before training the gradients of every

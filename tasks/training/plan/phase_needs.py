@@ -55,7 +55,7 @@ def phase_needs(
     num_checkpoints = -(-steps.num_steps // resources.save_interval_steps)
     save_hours = failure_hours = num_failures = 0.0
     if step is not None:
-        # Each rank copies its share to host memory; everything else is behind the training.
+        # Each rank copies its share to host memory; everything else is done while training goes on.
         save_hours = num_checkpoints * state / resources.num_ranks / HOST_COPY_BYTES_PER_SECOND / 3600
         num_failures = resources.num_ranks * (hours + save_hours) / HOURS_TO_FAILURE
         per_failure = RESTART_SECONDS + resources.save_interval_steps * seconds_per_step / 2

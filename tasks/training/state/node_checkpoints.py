@@ -1,4 +1,4 @@
-"""Checkpoints are written by every rank behind the training: to the node's own disk, then to the work directory.
+"""Checkpoints are written by every rank while training goes on: to the node's own disk, then to the work directory.
 
 A save copies what the rank writes to host memory and returns. A thread then writes and hashes it on the node's disk,
 uploads it and says so in a part file; that of rank 0 puts the parts together and commits the whole (checkpoints.py). It
@@ -229,7 +229,7 @@ def _is_first_of_node() -> bool:
 
 
 def _node_dir(job: TrainingJob) -> Path:
-    """Of this run alone: homes may share a node's disk."""
+    """Only of this run: homes may share a node's disk."""
     work_dir = Path(job.work_dir)
     if not job.resources.node_dir:
         return work_dir / "node"

@@ -1,5 +1,5 @@
-"""Checkpoints that are written and uploaded behind the training: kills in mid-upload, disks that are gone or full, and
-training that goes on meanwhile. On one rank, and on the two stages of a pipeline."""
+"""Checkpoints that are written and uploaded while training goes on: kills in mid-upload, disks that are gone or full.
+On one rank, and on the two stages of a pipeline."""
 
 from __future__ import annotations
 
