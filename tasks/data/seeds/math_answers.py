@@ -45,9 +45,10 @@ JOINING_WORD = re.compile(r"(?:,\s*+)?(?<=[\s\d$)}])(?:or|and)(?=[\s\d$(\\])")
 SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!)\s*+(?=\d{3}(?!\d))")
 """What LaTeX writes between groups of three digits, and never between two numbers."""
 BRACKET_OR_GROUPS = re.compile(
-    r"(?P<groups>(?<![\d.,])\d{1,3}(?:,\d{3})++(?!,?\d))|(?P<argument>(?<=[\w}\]^])\{)|(?P<opening>[(\[{]|\\langle)"
-    r"|[)\]}]|\\rangle"
+    r"(?P<groups>(?<![\d.,])\d{1,3}(?:,\d{3})++(?!,?\d))|(?P<argument>(?<=[\w}\]^])\{)|(?P<opening>(?<!\\)[(\[]|\{|\\langle)"
+    r"|(?<!\\)[)\]]|\}|\\rangle"
 )
+"""Groups of digits, and the brackets around them: `\\(` and `\\[` are none."""
 SUBSCRIPT = re.compile(r"_(\w)(?!\w)|(?<=[\dA-F])_(\d+)")
 MIXED = re.compile(
     r"(?<![\w.})^_/])(\d+)(?:\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)(\d)(?!\d))|\s+(\d+)/(\d+)(?![\d.]))"
@@ -56,6 +57,11 @@ MIXED = re.compile(
 FRACTION = re.compile(r"(?<![\d.}])(?:\\frac\{(-?\d+)\}\{(-?\d+)\}|\\frac(\d)(\d))(?![\d.{])")
 BOX = "\\boxed{"
 BRACKETS = re.compile(r"\\boxed\{|[{}]")
+BLANK = re.compile(r"\s*\\h?phantom\{[^{}]*\}\s*")
+"""The content of a box to be filled in, as a problem has it."""
+BETWEEN_BOXES = re.compile(r"(?:\s|~|\$|\\[()\[\],;:! ]|\\q?quad|,|and\b|\\text\{\s*,?\s*and\s*\})*+")
+JOINS = re.compile(r",|and")
+"""What is between boxes that state the parts of one answer."""
 MAX_CHARS = 500
 """Characters of the longest number or calculation: Python converts at most 4,300 digits, and parses no deeper than its
 stack."""
@@ -94,8 +100,10 @@ def without_emphasis(answer: str) -> str:
 
 
 def boxed_answers(text: str) -> list[str]:
-    """The contents of all boxes that are closed and in no other box, in one pass."""
+    """The contents of all boxes that are closed, in no other box and no blank, in one pass. Those that only a comma or
+    "and" separates are one answer."""
     boxes: list[str] = []
+    end = 0
     opened: list[int | None] = []
     num_open = 0
     for bracket in BRACKETS.finditer(text):
@@ -104,8 +112,14 @@ def boxed_answers(text: str) -> list[str]:
             num_open += bracket[0] == BOX
         elif opened and (start := opened.pop()) is not None:
             num_open -= 1
-            if not num_open:
-                boxes.append(text[start : bracket.start()].strip())
+            content = text[start : bracket.start()].strip()
+            if num_open or BLANK.fullmatch(content):
+                continue
+            between = text[end:start].removesuffix(BOX)
+            if boxes and content != boxes[-1] and JOINS.search(between) and BETWEEN_BOXES.fullmatch(between):
+                content = f"{boxes.pop()}, {content}"
+            boxes.append(content)
+            end = bracket.end()
     return boxes
 
 
@@ -128,7 +142,7 @@ def without_annotations(text: str) -> str:
 
 
 def _unformatted(answer: str) -> str:
-    text = re.sub(r"\\[dtc]frac", r"\\frac", answer.strip().rstrip("."))
+    text = re.sub(r"\\[dtc]frac", r"\\frac", answer.strip())
     text = re.sub(r"\\frac\s*(\d)\s+(\d)(?!\d)", r"\\frac\1\2", text)
     text = BOLD.sub(r"\1", re.sub(r"\\[dt]binom", r"\\binom", text))
     text = MEASURED.sub(_without_unit, JOINING_TEXT.sub(", ", text))
@@ -140,7 +154,7 @@ def _unformatted(answer: str) -> str:
 
 def _apart(written: re.Match[str]) -> str:
     """What is between two digits joins them only where it groups the digits of one number."""
-    return "" if GROUP.match(written.string, written.start()) else " ; "
+    return "" if GROUP.match(written.string, written.start()) else " # "
 
 
 def _without_unit(written: re.Match[str]) -> str:
@@ -175,11 +189,11 @@ def _improper(mixed: re.Match[str]) -> str:
 
 def _readable(answer: str) -> str:
     """In small letters, with spaces where formatting was."""
-    return LEFT_OUT.sub(" ", _unformatted(answer)).lower()
+    return LEFT_OUT.sub(" ", _unformatted(answer)).rstrip(" .").lower()
 
 
 def _plain(answer: str) -> str:
-    return LEFT_OUT.sub("", _unformatted(answer)).lower()
+    return LEFT_OUT.sub("", _unformatted(answer)).rstrip(".").lower()
 
 
 def _number(text: str) -> Fraction | None:

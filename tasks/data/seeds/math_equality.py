@@ -1,4 +1,5 @@
-"""Whether two final answers are mathematically equal: numbers, expressions, equations, tuples, intervals and sets.
+"""Whether two final answers are mathematically equal: numbers, expressions, equations, inequalities, tuples,
+intervals, matrices and sets.
 
 Expressions are equal where their values are at five points, whose coordinates are drawn by hash: exactly where they are
 rational, else to 30 digits. That is a test by random points (Schwartz, 1980; Zippel, 1979), so two different answers
@@ -8,7 +9,7 @@ would have to agree in all of them to be taken for equal. It needs no simplifica
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -34,12 +35,29 @@ OTHER_SIGNS = str.maketrans(
         "³": "^3",
     }
 )
-NAMED = re.compile(
-    r"((?:[a-z]|\\[a-z]+)(?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\))\s*"
-    r"(?:=|\\in(?![a-z]))([^=]*)"
+ORDERS = {
+    "<": re.compile(r"\\lt(?![a-z])"),
+    ">": re.compile(r"\\gt(?![a-z])"),
+    "≤": re.compile(r"<=|\\leq?(?:slant)?(?![a-z])"),
+    "≥": re.compile(r">=|\\geq?(?:slant)?(?![a-z])"),
+    "≠": re.compile(r"!=|\\neq?(?![a-z])"),
+}
+"""Signs of order, and how else they are written."""
+REVERSED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
+ORDER = re.compile(f"([{''.join(ORDERS)}])")
+NAME = re.compile(
+    r"(?!(?:e|\\pi|\\infty)$)(?:[a-z]|\\[a-z]+)(?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\)"
 )
+NAMED = re.compile(rf"({NAME.pattern})\s*(?:=|\\in(?![a-z]))([^=]*)")
 """`x=5`, `f(x)=2x`, `x\\in[1,2]` and `(x,y)=(1,2)`."""
-RELATIONS = re.compile(r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt|approx|equiv|to|rightarrow)(?![a-z])")
+SUCH_THAT = re.compile(rf"\{{\s*[a-z]\s*(?:[|:]|\\mid(?![a-z]))(.*{ORDER.pattern}.*)\}}")
+"""`{x|x>1}`."""
+MATRIX = re.compile(
+    r"(?:\\begin\{[bp]matrix\}|[\[(]\s*\\begin\{array\}\s*\{[lcr\s]*\})"
+    r"(.*?)(?:\\\\\s*)?(?:\\end\{[bp]matrix\}|\\end\{array\}\s*[\])])",
+    re.DOTALL,
+)
+RELATIONS = re.compile(r"\\(?:approx|equiv|to|rightarrow)(?![a-z])")
 OPENING, CLOSING = "([{", ")]}"
 
 
@@ -48,7 +66,7 @@ class Answer:
     kind: Literal["value", "set", "tuple", "equation"]
     """set: parts in any order, as a list or a union of intervals. equation: left side less right side."""
     brackets: str
-    """Of a tuple or an interval."""
+    """Of a tuple or an interval; signs of any other inequality, and names of a matrix and its rows."""
     texts: tuple[str, ...]
     """Expressions of a value or an equation."""
     parts: tuple[Answer, ...]
@@ -78,6 +96,10 @@ def are_equal(answer: str, wanted: str) -> bool:
 
 def _read(text: str) -> Answer:
     text = text.translate(OTHER_SIGNS).replace("**", "^").replace("\\{", "{").replace("\\}", "}").strip()
+    for sign, others in ORDERS.items():
+        text = others.sub(sign, text)
+    if _is_enclosed(text) and (such_that := SUCH_THAT.fullmatch(text)):
+        return _read(such_that[1])
     if named := NAMED.fullmatch(text):
         answer = _read_unnamed(named[2].strip())
         return Answer(answer.kind, answer.brackets, answer.texts, answer.parts, "".join(named[1].split()))
@@ -87,23 +109,50 @@ def _read(text: str) -> Answer:
 def _read_unnamed(text: str) -> Answer:
     if RELATIONS.search(text):
         raise UnreadableError("a relation")
+    if matrix := MATRIX.fullmatch(text):
+        return _tuple("matrix", [_tuple("row", map(_read, row.split("&"))) for row in matrix[1].split("\\\\")])
     united = _split(text.replace("\\cup", "∪"), "∪")
     if len(united) > 1:
         return _set(united)
-    is_enclosed, listed = _is_enclosed(text), _split(text[1:-1], ",")
+    is_enclosed, listed = _is_enclosed(text), _split(text[1:-1], ",;")
     if is_enclosed and text[0] == "{" and (len(listed) > 1 or "," not in text):
         return _set(listed) if len(listed) > 1 else _read_unnamed(listed[0].strip())
     if is_enclosed and len(listed) > 1:
-        return Answer("tuple", text[0] + text[-1], (), tuple(map(_read, listed)), "")
-    parts = _split(text, ",")
+        return _tuple(text[0] + text[-1], map(_read, listed))
+    blanks, parts = _split(text, ";"), _split(text, ",")
+    if len(blanks) > 1:
+        return _tuple(";", map(_read, blanks))
     if len(parts) > 1:
         return _set(parts)
+    if ORDER.search(text):
+        return _inequality(ORDER.split(text))
     if text.count("\\pm") == 1:
         return _set([text.replace("\\pm", sign) for sign in "+-"])
     sides = text.split("=")
     if len(sides) > 2:
         raise UnreadableError("a chain of equations")
     return Answer("equation" if len(sides) == 2 else "value", "", tuple(sides), (), "")
+
+
+def _tuple(brackets: str, parts: Iterable[Answer], name: str = "") -> Answer:
+    return Answer("tuple", brackets, (), tuple(parts), name)
+
+
+def _inequality(written: Sequence[str]) -> Answer:
+    """An interval where it bounds a name, else its sides from the smallest to the largest. Of sides and signs."""
+    if {">", "≥"} & {*written}:
+        written = [REVERSED.get(part, part) for part in reversed(written)]
+    if len(written) == 3 and "≠" not in written:
+        are_names = [NAME.fullmatch(side.strip()) is not None for side in written[::2]]
+        if are_names == [True, False]:
+            written = ["-\\infty", "<", *written]
+        elif are_names == [False, True]:
+            written = [*written, "<", "\\infty"]
+    sides, signs = written[::2], written[1::2]
+    if len(sides) == 3 and {*signs} <= {"<", "≤"} and NAME.fullmatch(name := sides[1].strip()):
+        brackets = ("[" if signs[0] == "≤" else "(") + ("]" if signs[1] == "≤" else ")")
+        return _tuple(brackets, map(_read, (sides[0], sides[2])), "".join(name.split()))
+    return _tuple("".join(signs), map(_read, sides))
 
 
 def _set(texts: Sequence[str]) -> Answer:
@@ -114,12 +163,12 @@ def _set(texts: Sequence[str]) -> Answer:
     return Answer("set", "", (), tuple(parts), "")
 
 
-def _split(text: str, separator: str) -> list[str]:
+def _split(text: str, separators: str) -> list[str]:
     """At every separator that is in no bracket."""
     parts, depth, start = [], 0, 0
     for index, char in enumerate(text):
         depth += (char in OPENING) - (char in CLOSING)
-        if char == separator and depth == 0:
+        if char in separators and depth == 0:
             parts.append(text[start:index])
             start = index + 1
     if len(parts) >= MAX_PARTS:
@@ -181,7 +230,10 @@ class _Comparison:
         return all(self.arithmetic.are_equal(one.value, other.value) for one, other in zip(ours, theirs, strict=True))
 
     def _same_solutions(self, answer: Sequence[str], wanted: Sequence[str]) -> bool:
-        """Whether the differences of both sides have the same quotient at every point. An identity has none."""
+        """Whether the differences of both sides have the same quotient at every point. An identity has none. Without a
+        symbol the sides themselves are compared."""
+        if not any(self._values(side)[0].symbols for side in (*answer, *wanted)):
+            return all(map(self._same_values, answer, wanted))
         ours, theirs = self._differences(answer), self._differences(wanted)
         if self._are_zero(ours) or self._are_zero(theirs):
             return False
