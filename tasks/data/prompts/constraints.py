@@ -103,7 +103,7 @@ def begins_nth_paragraph(text: str, num_paragraphs: int, nth_paragraph: int, fir
 
 
 def has_placeholders(text: str, num_placeholders: int) -> bool:
-    return len(re.findall(r"\[[^\[\]]+\]", text)) >= num_placeholders
+    return len(re.findall(r"\[[^\[\]\n]+\]", text)) >= num_placeholders
 
 
 def has_postscript(text: str, postscript_marker: str) -> bool:

@@ -32,7 +32,7 @@ CASES = {
         "One.\n\nWeekend, at last.",
         "Weekend.\n\nOne.",
     ),
-    "detectable_content:number_placeholders": ({"num_placeholders": 2}, "[name] at [place]", "[name] at []"),
+    "detectable_content:number_placeholders": ({"num_placeholders": 2}, "[name] at [place]", "[name] at [\n1]"),
     "detectable_content:postscript": ({"postscript_marker": "P.P.S"}, "Bye\nP.P.S. more", "Bye. P.S. more"),
     "detectable_format:number_bullet_lists": ({"num_bullets": 2}, "* one\n- two", "* one\n**two**"),
     "detectable_format:constrained_response": ({}, "My answer is no.", "No."),
