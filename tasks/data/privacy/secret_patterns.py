@@ -58,7 +58,8 @@ OTHER_NAMES = (
     "x-api-key",
     "auth_?pass",
     "credential",
-    "[a-z0-9]_token(?![a-z])",
+    "[a-z0-9][ _-]?token(?![a-z])",
+    "api key",
 )
 """Names of secrets besides those of detect-secrets."""
 NAME_LITERALS = (
@@ -77,16 +78,27 @@ NAME_LITERALS = (
     "비밀번호",
 )
 NAME_CHARS = 48
-SIGNS_AFTER_NAME = r"\w{0,20}[\"'\]]{0,2}\s{0,3}:?$"
-SIGN = re.compile(r"[:=：](?=[=>]?\s{0,3}[\"'`]?[^\s\0\"'`,;()\[\]]{8})")
-ASSIGNED = re.compile(
-    r"[=>]?\s{0,3}(?:\"([^\"\s\0]{8,200})\"|'([^'\s\0]{8,200})'|`([^`\s\0]{8,200})`|([^\s\0\"'`,;()\[\]]{8,200}))"
+SIGNS_AFTER_NAME = r"\w{0,20}[\"'\]]{0,2}\s{0,3}(?:value)?:?$"
+VALUE_AHEAD = r"(?=[=>]?\s{0,3}[\"'`]?[^\s\0\"'`,;()\[\]]{8})"
+SIGNS = (
+    re.compile(rf"[:=：]{VALUE_AHEAD}"),
+    re.compile(rf",(?<=[\"'],)(?=\s{{0,3}}[\"']){VALUE_AHEAD}"),
+    re.compile(rf" is:?(?=\s){VALUE_AHEAD}"),
 )
-"""A value after a colon or an equals sign."""
+"""Between a name and its value: `key: value`, `name="key" value="..."`, `set("key", "value")`, `the key is value`."""
+ASSIGNED = re.compile(
+    r"[=>]?\s{0,3}(?:\"([^\"\s\0]{8,200})\"|'([^'\s\0]{8,200})'|`([^`\s\0]{8,200})`|([^\s\0\"'`,;()\[\]]{8,200}(?<!\.)))"
+)
+"""A value after a sign."""
+OPTION = re.compile(
+    r"--(?:[a-z]{1,12}-){0,2}(?:pass(?:word|wd|phrase)?|token|secret|api-?key) {1,3}[\"']?([^\s\0\"'`,;()\[\]]{8,200})"
+)
+"""The value of a program's option."""
 IN_ELEMENT = re.compile(r">([^\s\0<>]{8,200})</")
 """A value between tags: <password>...</password>."""
 BASIC = re.compile(r"(?<![^\W_])[Bb]asic ([A-Za-z0-9+/]{16,200}={0,2})(?![A-Za-z0-9+/=])")
 """A name and a password in a header: Authorization: Basic ..."""
+BEARER = re.compile(r"(?<![^\W_])[Bb]earer ([\w.~+/-]{20,500}={0,2})(?![\w.~+/=-])")
 IN_URL = re.compile(r"://[^\s\0/:@\"'<>]{0,64}:([^\s\0/@\"'<>\[\]]{4,200})@(?![\w.-]{0,64}\bexample\b)(?=[\w.\[-])")
 AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+=_-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=_-])")
 AZURE_KEY = re.compile(r"(?<![A-Za-z0-9/+])(?<!sha512[-:])[A-Za-z0-9/+]{86}==(?!=)")
@@ -104,6 +116,10 @@ MIN_CHARACTERS = 5
 """Least number of different characters in a random value."""
 MIN_PASSWORD = 10
 """Least characters of a password in quotes with digits and letters of only one case."""
+BETWEEN_KINDS = re.compile(r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])")
+MAX_LETTERS_AND_DIGITS = 6
+"""Most characters for each change between letters and digits in a value that is no name: in a random one of letters and
+digits there is one in 2.5."""
 MIN_HUMPS = 6
 """Least number of capitals after small letters in a key without a digit."""
 MIN_LETTERS = 40
@@ -132,7 +148,7 @@ def looks_random(value: str, is_quoted: bool) -> bool:
     everyday word."""
     from detect_secrets.filters import heuristic
 
-    if PLACEHOLDER.search(value) or heuristic.is_sequential_string(value) or heuristic.is_potential_uuid(value):
+    if PLACEHOLDER.search(value) or heuristic.is_sequential_string(value):
         return False
     if (
         len(set(value)) < MIN_CHARACTERS
@@ -148,7 +164,8 @@ def looks_random(value: str, is_quoted: bool) -> bool:
         return False
     if len(value) < MIN_WORD:
         return is_quoted and len(value) >= MIN_PASSWORD and value.isalnum()
-    return entropy(value) >= 3.0 and max(map(len, re.findall(r"[a-z]*|[A-Z]*", value))) < 8
+    is_mixed = len(BETWEEN_KINDS.findall(value)) * MAX_LETTERS_AND_DIGITS >= len(value)
+    return entropy(value) >= 3.0 and (is_mixed or max(map(len, re.findall(r"[a-z]*|[A-Z]*", value))) < 8)
 
 
 def entropy(value: str) -> float:
@@ -227,6 +244,9 @@ def _formed(window: str) -> Iterator[Span]:
         password = _decoded(match[1]).partition(":")[2]
         if password and looks_random(password, True):
             yield match.span(1)
+    for match in BEARER.finditer(window):
+        if looks_random(match[1], True):
+            yield match.span(1)
 
 
 def _decoded(value: str) -> str:
@@ -261,8 +281,20 @@ def _names() -> re.Pattern[str]:
 
 def _assigned(text: str) -> Iterator[Span]:
     """Spans of values whose name means a secret."""
+    for signs in SIGNS:
+        yield from _after(signs, text)
+    for match in OPTION.finditer(text):
+        if looks_random(match[1], False):
+            yield match.span(1)
+    for match in IN_ELEMENT.finditer(text):
+        name = text[max(match.start() - NAME_CHARS, 0) : match.start()].lower().rpartition("<")[2]
+        if any(literal in name for literal in NAME_LITERALS) and _names().search(name) and looks_random(match[1], True):
+            yield match.span(1)
+
+
+def _after(signs: re.Pattern[str], text: str) -> Iterator[Span]:
     last = 0
-    for sign in SIGN.finditer(text):
+    for sign in signs.finditer(text):
         before = text[max(sign.start() - NAME_CHARS, last) : sign.start()].lower()
         if (
             sign.start() < last
@@ -274,10 +306,6 @@ def _assigned(text: str) -> Iterator[Span]:
         if match and match.lastindex and looks_random(match[match.lastindex], match.lastindex < 4):
             yield match.span(match.lastindex)
             last = match.end()
-    for match in IN_ELEMENT.finditer(text):
-        name = text[max(match.start() - NAME_CHARS, 0) : match.start()].lower().rpartition("<")[2]
-        if any(literal in name for literal in NAME_LITERALS) and _names().search(name) and looks_random(match[1], True):
-            yield match.span(1)
 
 
 def _in_urls(text: str) -> Iterator[Span]:

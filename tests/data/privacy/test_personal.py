@@ -29,6 +29,8 @@ FOUND = {
         "npm_" + "a1B2" * 9,
         "SG." + "a" * 22 + "." + "b" * 43,
         "dop_v1_" + "a1b2" * 16,
+        "shippo_live_" + "a1b2" * 10,
+        "a1b" + "8Q~" + "a1B2" * 8,
     ],
     "email": [
         "jane.doe+news@mail.kernel.org",
@@ -194,11 +196,34 @@ def test_what_is_called_a_secret_is_one_where_it_looks_drawn(sign):
         ("your-api-key1", False),
         ("changeme", False),
         ("xxxxxxxxxxx1", False),
+        ("374eae6e-4cdb-4a8f-5243-48750acd1c9c", True),
+        ("xvhkfn28nx8d2pw68cthayv83y3niys4enaaqydn", True),
+        ("production_environment_v2_settings1", False),
     ):
         text = f'api_key{sign}"{value}"'
         start = text.index(value)
         assert find_spans([text]) == [[("secret", start, start + len(value))] if is_secret else []], text
     assert find_spans(['num_layers = "kJ8#mVq2!x"', "password = getpass.getpass(1)", "password: str"]) == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("define('DB_PASSWORD', 'S3cr3t!pass9');", "S3cr3t!pass9"),
+        ('headers.Set("X-Api-Key", "DyVdf7cAXw4MH9gT1C")', "DyVdf7cAXw4MH9gT1C"),
+        ('<add key="Password" value="S3cr3tPw99x"/>', "S3cr3tPw99x"),
+        ('bugsnagToken := "wz9450iuQiewm8jonx"', "wz9450iuQiewm8jonx"),
+        ("The password is Xk29!asdfQ. Keep it.", "Xk29!asdfQ"),
+        ("run --db-password S3cr3tPw99x now", "S3cr3tPw99x"),
+        ("Authorization: Bearer abcDEF123456ghiJKL7890", "abcDEF123456ghiJKL7890"),
+        ("The password is case-sensitive and required.", ""),
+        ('request_id = "374eae6e-4cdb-4a8f-5243-48750acd1c9c"', ""),
+        ('("token", "text and 12 more words")', ""),
+    ],
+)
+def test_a_secret_is_called_one_in_calls_attributes_options_headers_and_sentences(text, value):
+    start = text.find(value)
+    assert find_spans([text]) == [[("secret", start, start + len(value))] if value else []]
 
 
 @pytest.mark.parametrize(
