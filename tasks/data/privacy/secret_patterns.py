@@ -82,7 +82,7 @@ SIGNS_AFTER_NAME = r"\w{0,20}[\"'\]]{0,2}\s{0,3}(?:value)?:?$"
 VALUE_AHEAD = r"(?=[=>]?\s{0,3}[\"'`]?[^\s\0\"'`,;()\[\]]{8})"
 SIGNS = (
     re.compile(rf"[:=：]{VALUE_AHEAD}"),
-    re.compile(rf",(?<=[\"'],)(?=\s{{0,3}}[\"']){VALUE_AHEAD}"),
+    re.compile(rf"\(\s{{0,3}}[\"'][\w.-]{{3,40}}[\"'](,)(?=\s{{0,3}}[\"']){VALUE_AHEAD}"),
     re.compile(rf" is:?(?=\s){VALUE_AHEAD}"),
 )
 """Between a name and its value: `key: value`, `name="key" value="..."`, `set("key", "value")`, `the key is value`."""
@@ -148,7 +148,7 @@ def looks_random(value: str, is_quoted: bool) -> bool:
     everyday word."""
     from detect_secrets.filters import heuristic
 
-    if PLACEHOLDER.search(value) or heuristic.is_sequential_string(value):
+    if PLACEHOLDER.search(value) or heuristic.is_sequential_string(value) or heuristic.is_potential_uuid(value):
         return False
     if (
         len(set(value)) < MIN_CHARACTERS
@@ -295,12 +295,9 @@ def _assigned(text: str) -> Iterator[Span]:
 def _after(signs: re.Pattern[str], text: str) -> Iterator[Span]:
     last = 0
     for sign in signs.finditer(text):
-        before = text[max(sign.start() - NAME_CHARS, last) : sign.start()].lower()
-        if (
-            sign.start() < last
-            or not any(literal in before for literal in NAME_LITERALS)
-            or not _names().search(before)
-        ):
+        end = sign.start(sign.lastindex or 0)
+        before = text[max(end - NAME_CHARS, last) : end].lower()
+        if end < last or not any(literal in before for literal in NAME_LITERALS) or not _names().search(before):
             continue
         match = ASSIGNED.match(text, sign.end())
         if match and match.lastindex and looks_random(match[match.lastindex], match.lastindex < 4):

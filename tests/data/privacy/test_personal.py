@@ -196,7 +196,7 @@ def test_what_is_called_a_secret_is_one_where_it_looks_drawn(sign):
         ("your-api-key1", False),
         ("changeme", False),
         ("xxxxxxxxxxx1", False),
-        ("374eae6e-4cdb-4a8f-5243-48750acd1c9c", True),
+        ("374eae6e-4cdb-4a8f-5243-48750acd1c9c", False),
         ("xvhkfn28nx8d2pw68cthayv83y3niys4enaaqydn", True),
         ("production_environment_v2_settings1", False),
     ):
@@ -217,8 +217,8 @@ def test_what_is_called_a_secret_is_one_where_it_looks_drawn(sign):
         ("run --db-password S3cr3tPw99x now", "S3cr3tPw99x"),
         ("Authorization: Bearer abcDEF123456ghiJKL7890", "abcDEF123456ghiJKL7890"),
         ("The password is case-sensitive and required.", ""),
-        ('request_id = "374eae6e-4cdb-4a8f-5243-48750acd1c9c"', ""),
-        ('("token", "text and 12 more words")', ""),
+        ('set("token", "text and 12 more words")', ""),
+        ("['DH_PRIV_KEY_INFO', 'PBE2PARAM_st']", ""),
     ],
 )
 def test_a_secret_is_called_one_in_calls_attributes_options_headers_and_sentences(text, value):
