@@ -1,8 +1,8 @@
 """Extracts the main text of HTML pages with libraries. Runs in executors: imports no Spark.
 
 `combined` is trafilatura's precise mode. It leaves the least boilerplate, but sometimes drops most of an article.
-Where it has fewer than MIN_SHARE of the characters that resiliparse extracts, what resiliparse adds is the rest of
-the article, or comments and related posts. Three opinions decide: resiliparse, trafilatura's default mode and
+Where it has fewer than MIN_SHARE of the characters that resiliparse extracts, or almost none, what resiliparse adds is
+the rest of the article, or comments and related posts. Three opinions decide: resiliparse, trafilatura's default mode and
 readability. The text that is most like the other two is taken. Where that is the smaller part of resiliparse's and
 the other two differ from each other, the page is no article (a forum, a list) and resiliparse's text is taken.
 `python -m benchmarks.data.extraction` compares it with every library tried; docs/data.md has the figures.
@@ -31,6 +31,8 @@ NO_CONTENT, BROKEN, TOO_LARGE = "no_main_content", "broken_markup", "markup_too_
 MIN_SHARE = 0.45
 """Least share of resiliparse's characters with which trafilatura's text is taken. This and the next two were chosen on
 the pages of benchmarks.data.extraction."""
+MIN_LETTERS = 100
+"""Letters of a text that is taken without another opinion: a page whose content is in its scripts has fewer."""
 MIN_CONFIRMED_SHARE = 0.3
 """Least share of resiliparse's characters in the text that is most like the other two."""
 MIN_AGREEMENT = 0.8
@@ -107,10 +109,11 @@ def _combined(markup: str) -> str:
     num_letters = _num_letters(str(tree.text_content()))
     text = without_letters(precise_text(tree), markup)
     num_kept = _num_letters(text)
-    if 0 < MIN_SHARE * num_letters <= num_kept:
+    if max(MIN_SHARE * num_letters, MIN_LETTERS) <= num_kept:
         return text  # enough of the page: resiliparse's text, a part of the page, is not needed
     other = _by_resiliparse(markup)
-    return text if num_kept >= MIN_SHARE * _num_letters(other) else _confirmed(markup, other)
+    is_enough = num_kept >= max(MIN_SHARE * _num_letters(other), MIN_LETTERS)
+    return text if is_enough else _confirmed(markup, other)
 
 
 def _confirmed(markup: str, largest: str) -> str:

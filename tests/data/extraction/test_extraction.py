@@ -50,6 +50,12 @@ def test_every_extractor_finds_the_article_and_leaves_the_frame(extractor):
     assert "cookies" not in text and "About" not in text
 
 
+def test_a_page_whose_content_is_for_readers_without_scripts_has_its_text():
+    page = f"<html><body><div id='app'></div><noscript>{SENTENCES}</noscript></body></html>"
+    text, reason = html_to_text(page, "combined")
+    assert reason == "" and text.count("belong to the article") == 6
+
+
 def test_lines_of_plain_text_end_as_unix_ends_them():
     for end in ("\r\n", "\r"):
         given = f"One.{end}{end}Two.{end}"
