@@ -2,8 +2,8 @@
 
 `combined` is trafilatura's precise mode. It leaves the least boilerplate, but sometimes drops most of an article.
 Where it has fewer than MIN_SHARE of the characters that resiliparse extracts, or almost none, what resiliparse adds is
-the rest of the article, or comments and related posts. Three opinions decide: resiliparse, trafilatura's default mode and
-readability. The text that is most like the other two is taken. Where that is the smaller part of resiliparse's and
+the rest of the article, or comments and related posts. Three opinions decide: resiliparse, trafilatura's default mode
+and readability. The text that is most like the other two is taken. Where that is the smaller part of resiliparse's and
 the other two differ from each other, the page is no article (a forum, a list) and resiliparse's text is taken.
 `python -m benchmarks.data.extraction` compares it with every library tried; docs/data.md has the figures.
 
