@@ -8,7 +8,6 @@ write, and a process that is paused for a minute after that is the one case that
 
 from __future__ import annotations
 
-import getpass
 import json
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -32,6 +31,7 @@ from infra.registry.model_registry import (
 from infra.step import Artifact
 from infra.storage.lease import Lease
 from infra.storage.store import Store
+from infra.user_name import user_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -241,7 +241,7 @@ def roll_back(client: MlflowClient, store: Store, model: str, reason: str, say: 
         previous = reigns[-1][CHAMPION] if reigns else None
         mark = {
             ROLLED_BACK_AT_TAG: f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
-            ROLLED_BACK_BY_TAG: f"{getpass.getuser()}@{socket.gethostname()}",
+            ROLLED_BACK_BY_TAG: f"{user_name()}@{socket.gethostname()}",
             ROLLED_BACK_REASON_TAG: reason,
         }
         moves = {**anchors, PREVIOUS: previous, CHAMPION: restored}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -169,6 +170,15 @@ def test_a_rollback_restores_champion_anchors_and_the_champion_before(registry):
         registry.roll_back()
     assert registry.aliases == reigning("1")
     assert registry.promote(registry.version(), NEITHER) == "done" and registry.aliases == reigning("4", "1")
+
+
+def test_a_rollback_by_a_user_without_a_name_records_the_number(registry, monkeypatch):
+    three_champions(registry)
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    withdrawn = registry.client.get_model_version(registry.model, registry.roll_back().withdrawn)
+    assert withdrawn.tags[ROLLED_BACK_BY_TAG].startswith("54321@")
 
 
 def test_a_rolled_back_version_is_no_candidate_until_its_mark_is_removed(registry):

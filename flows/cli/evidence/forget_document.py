@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 from datetime import UTC, datetime
 from functools import partial
@@ -20,6 +19,7 @@ from infra.registry.model_registry import open_registry
 from infra.registry.promotion import FORGOTTEN_TAG
 from infra.storage.manifest_graph import read_manifest_graph
 from infra.storage.open_store import open_known_store
+from infra.user_name import user_name
 from tasks.data.filtering.blocked_documents import NOTHING_BLOCKED, block_list_path, read_block_list
 from tasks.lineage.plan_takedown import TakeDown, plan_takedown
 
@@ -69,7 +69,7 @@ def rebuild(takedown: TakeDown, scale: str, data: str | None, store: str | None)
 
 def _append(path: Path, asked: str, entries: list[str]) -> None:
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    head = f"# {_now()}, {getpass.getuser()}: {asked}"
+    head = f"# {_now()}, {user_name()}: {asked}"
     replace_durably(path, "".join(f"{line}\n" for line in (*before.splitlines(), head, *entries)).encode())
 
 
