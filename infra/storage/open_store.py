@@ -14,6 +14,8 @@ from infra.storage.store import Store
 def open_store(uri: str | None, home: Home, writes: bool = True) -> Store:
     """The store at a URI: a local directory, s3://bucket/prefix, or None for the home's own. `writes` False writes
     nothing to open it. Raises ValueError if it cannot be used."""
+    if uri is not None and not uri.strip():
+        raise ValueError("--store is empty: name a directory or s3://bucket/prefix, or leave the option out")
     if uri is not None and uri.startswith("s3://"):
         return S3Store(uri, home, writes)
     if uri is not None and "://" in uri:

@@ -336,7 +336,12 @@ def test_the_sum_depends_on_the_numbers_digest(store):
 
 
 @pytest.mark.parametrize(
-    ("uri", "message"), [("ftp://x", "only a local directory or s3://"), ("s3://absent-bucket/x", "cannot be reached")]
+    ("uri", "message"),
+    [
+        ("ftp://x", "only a local directory or s3://"),
+        ("s3://absent-bucket/x", "cannot be reached"),
+        ("", "--store is empty"),  # not the directory in which the command is given
+    ],
 )
 def test_an_unusable_store_says_so(uri, message, home, s3_server):
     with pytest.raises(ValueError, match=message):
@@ -456,6 +461,8 @@ def test_unfinished_work_moves_and_other_work_is_not_adopted(store):
         adopt(store, store.home, step_key(older), step_key(other), "no")
     with pytest.raises(ValueError, match=r"no run .* asked for key"):
         adopt(store, store.home, step_key(older), "f" * 64, "no")
+    with pytest.raises(ValueError, match="--reason is empty"):
+        adopt(store, store.home, step_key(older), step_key(newer), " ")
     adopt(store, store.home, step_key(older), step_key(newer), "a comment in the worker")
     assert not store.home.work_dir(step_key(older)).exists()
     with store.locked(step_key(newer)):
