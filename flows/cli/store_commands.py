@@ -25,11 +25,11 @@ def adopt(
 ) -> None:
     """Accept work done under older code for newer code; unfinished work continues."""
     with usage_errors():
-        from infra.home import open_home
+        from infra.home import known_home
         from infra.storage.adoption import adopt as adopt_work
         from infra.storage.open_store import open_known_store
 
-        home = open_home()
+        home = known_home()
         print(adopt_work(open_known_store(store, home, writes=True), home, old, new, reason))
 
 

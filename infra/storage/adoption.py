@@ -15,8 +15,11 @@ from infra.storage.store import Store, step_key
 def adopt(store: Store, home: Home, old: str, new: str, reason: str) -> str:
     """Commit the work of key OLD under key NEW, or move its unfinished work there; returns what was done, in words.
 
-    Raises ValueError unless both keys are of one step and differ only in code or package versions.
+    Raises ValueError unless both keys are of one step and differ only in code or package versions, and for an empty
+    reason.
     """
+    if not reason.strip():
+        raise ValueError("--reason is empty: say why the older code's result is still right")
     wanted = _asked_for(home, new)
     if wanted is None:
         raise ValueError(
