@@ -20,7 +20,7 @@ from flows.cli.checkpoint_commands import checkpoint_app
 from flows.cli.cluster_commands import cluster_app
 from flows.cli.command_errors import EXIT_FAILED, EXIT_REFUSED, failures, usage_errors
 from flows.cli.eval_command import compare, evaluate
-from flows.cli.inherited import open_closed_streams, refuse_removed_directory
+from flows.cli.inherited import open_closed_streams, refuse_other_encoding, refuse_removed_directory
 from flows.cli.jobs_commands import jobs_app
 from flows.cli.lineage_commands import lineage_app
 from flows.cli.model_commands import convert, fetch, generate, profile
@@ -56,6 +56,7 @@ def main() -> None:
     """Entry point of the console script. What no command foresaw, a damaged database for one, is one message too."""
     open_closed_streams()
     refuse_removed_directory()
+    refuse_other_encoding()
     assert_packages_are_ours()
     from infra.home import named_home
     from infra.servers.loopback import reach_loopback_directly

@@ -1,7 +1,9 @@
-"""What a process of the command line inherits and needs: standard streams that are open, a current directory."""
+"""What a process of the command line inherits and needs: standard streams that are open, a current directory, UTF-8."""
 
 from __future__ import annotations
 
+import codecs
+import locale
 import os
 import sys
 from pathlib import Path
@@ -22,3 +24,13 @@ def refuse_removed_directory() -> None:
         Path.cwd()
     except FileNotFoundError:
         sys.exit("glm46: the current directory was removed: change to another one")
+
+
+def refuse_other_encoding() -> None:
+    """End the process where Python would read text files in another encoding than UTF-8: configurations and documents
+    would be other text, without an error."""
+    encoding = locale.getpreferredencoding(False)
+    if codecs.lookup(encoding).name != "utf-8":
+        sys.exit(
+            f"glm46: files would be read as {encoding}, and their text is UTF-8: set PYTHONUTF8=1 or LC_ALL=C.UTF-8"
+        )

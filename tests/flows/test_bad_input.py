@@ -247,6 +247,13 @@ def test_a_current_directory_that_was_removed_is_one_sentence(tmp_path):
     assert (ended.returncode, ended.stderr) == (1, "glm46: the current directory was removed: change to another one\n")
 
 
+@pytest.mark.parametrize(("utf8_mode", "exit_code"), [("0", 1), ("1", 0)])
+def test_files_are_read_as_utf_8_or_not_at_all(utf8_mode, exit_code, tmp_path):
+    ended = glm46("config", "micro", home=tmp_path, LC_ALL="C", PYTHONUTF8=utf8_mode)
+    assert ended.exit_code == exit_code
+    assert ended.stderr.endswith("their text is UTF-8: set PYTHONUTF8=1 or LC_ALL=C.UTF-8\n" if exit_code else "")
+
+
 def test_a_relative_store_reaches_the_flow_by_its_whole_path(tmp_path):
     """The flow refuses a relative one: in a deployment it would be a new one in the directory of the worker."""
     words = [sys.executable, "-c", RUN_WITHOUT_THE_FLOW, "run", "micro", "--store", "a b"]
