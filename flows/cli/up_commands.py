@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -42,7 +43,8 @@ def up(
             print("\n".join(bring_up_monitoring(home, prometheus_port, grafana_port, store)), flush=True)
         urls = bring_up(home, prefect_port, mlflow_port)
         print(f"Prefect  {urls.prefect} (its UI asks for the line in {password_path(home)})\nMLflow   {urls.mlflow}\n")
-        print(f". {environment_path(home)} && prefect deployment run glm46/full-pipeline --param scale=tiny --watch")
+        sourced = quote(str(environment_path(home)))
+        print(f". {sourced} && prefect deployment run glm46/full-pipeline --param scale=tiny --watch")
 
 
 def down() -> None:

@@ -33,7 +33,7 @@ from tests.support.postgres import PASSWORD, needs_postgres, postgres
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
     """Brought up by two commands at once: the second waits for the first and finds everything running."""
-    up = Deployed(tmp_path_factory.mktemp("deployed") / "home", (free_port(), free_port()))
+    up = Deployed(tmp_path_factory.mktemp("deployed") / "a home", (free_port(), free_port()))
     with ThreadPoolExecutor(2) as both:
         started = list(both.map(lambda _: up.up(), range(2)))
     assert [finished.exit_code for finished in started] == [0, 0], [finished.stderr for finished in started]
@@ -225,7 +225,8 @@ def test_other_users_can_read_neither_password_nor_databases_and_no_log_holds_it
 
 
 def test_another_shell_takes_its_settings_from_the_file_that_up_names(deployed):
-    script = f". '{deployed.home}/run/environment.sh'; exec '{sys.executable}' -m prefect deployment ls"
+    printed = deployed.up().stdout.splitlines()[-1].partition(" && ")[0]
+    script = f"{printed}; exec '{sys.executable}' -m prefect deployment ls"
     listed = subprocess.run(["sh", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert listed.returncode == 0 and "glm46/full-pipeline" in listed.stdout, listed.stderr
 
