@@ -117,9 +117,11 @@ def run(
         from flows.cli.interruption import interruptible
 
         with failures(home, opened.staging_root), interruptible(home):
+            from flows.cli.jobs import say_running_jobs
             from flows.cli.run_pipeline import run_pipeline
             from flows.show.outcome import print_outcome
 
+            say_running_jobs(home)
             address = None if store is None else opened.uri
             outcome = run_pipeline(home, scale, address, data, from_stage, start, until)
             print_outcome(outcome, scale, store)

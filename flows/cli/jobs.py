@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,6 +67,17 @@ def _state(home: Home, key: str) -> JobState | Literal["unknown"]:
 def running_jobs(home: Home) -> list[DetachedJob]:
     """The jobs that run now or wait in a queue, and those that may."""
     return [job for job in list_jobs(home) if job.state in ("queued", "stuck", "running", "unknown")]
+
+
+def say_running_jobs(home: Home) -> None:
+    """Names them at the start of a run: what was started with other settings takes its cores, and nobody waits for
+    it."""
+    for job in running_jobs(home):
+        print(
+            f"{job.stage} ({job.short_key}) of another run goes on: this run joins it if it needs the same; if no run "
+            f"does, `glm46 jobs stop {job.short_key}` lets it save and end",
+            file=sys.stderr,
+        )
 
 
 def stop_jobs(home: Home, key: str | None) -> list[DetachedJob]:

@@ -100,6 +100,9 @@ def test_ctrl_c_on_a_run_says_so_before_any_server_and_the_job_is_listed_and_sto
     finally:
         run.kill()
     said = (tmp_path / "log").read_text()
+    assert said.startswith(
+        f"train mid_reasoning ({KEY[:12]}) of another run goes on: this run joins it if it needs the"
+    )
     assert "glm46: interrupted; run again to continue. This keeps running detached: train mid_reasoning" in said
     assert not [word for word in ("EventsWorker", "server stopped", "Traceback") if word in said], said
     listed = glm46("jobs", "list", home=home.root)
