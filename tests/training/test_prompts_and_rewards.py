@@ -80,13 +80,13 @@ def test_domains_are_asked_in_their_shares_at_every_moment_and_absent_ones_are_l
 
 def test_a_mixture_with_waypoints_moves_along_its_line():
     ends = [MixtureWaypoint(at_share=0.0, mixture={"math": 1.0}), MixtureWaypoint(at_share=1.0, mixture={"code": 1.0})]
-    chosen = domains_of_groups(tuple(ends), ["code", "math"], 100)
+    chosen = domains_of_groups("rl", tuple(ends), ["code", "math"], 100)
     shares = [float(chosen[start : start + 25].mean()) for start in (0, 25, 50, 75)]
     assert shares == pytest.approx([0.875, 0.625, 0.375, 0.125], abs=0.05) and chosen.sum() == 50
 
 
 def test_a_mixture_without_prompts_and_too_many_passes_over_a_domain_are_refused(tmp_path, inputs, tokenizer):
-    with pytest.raises(ValueError, match="none of the mixture's domains math has prompts: name domains that have some"):
+    with pytest.raises(ValueError, match=r"phase \w+: none of the mixture's domains math has prompts: name domains"):
         order_of(tmp_path, tokenizer, rows_of("synthetic", 3), {"math": 1.0})
     rows = [*rows_of("synthetic", 30), *rows_of("math", 2)]
     even = {"synthetic": 1.0, "math": 1.0}

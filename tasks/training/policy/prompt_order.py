@@ -151,7 +151,7 @@ def assign_domains(recipe: TrainingRecipe, available: Mapping[str, int]) -> I64:
     assert isinstance(recipe.objective, PolicyObjective), recipe.objective
     hint = "" if recipe.objective.difficulty is None else ", widen the band of objective.difficulty"
     num_groups = recipe.num_tokens // recipe.sequence_length // recipe.objective.samples_per_prompt
-    chosen = domains_of_groups(recipe.prompt_mixture, [*available], num_groups)
+    chosen = domains_of_groups(recipe.phase, recipe.prompt_mixture, [*available], num_groups)
     for (domain, num_prompts), asked in zip(
         available.items(), np.bincount(chosen, minlength=len(available)).tolist(), strict=True
     ):
@@ -164,16 +164,16 @@ def assign_domains(recipe: TrainingRecipe, available: Mapping[str, int]) -> I64:
     return chosen
 
 
-def domains_of_groups(mixture: tuple[MixtureWaypoint, ...], domains: Sequence[str], num_groups: int) -> I64:
+def domains_of_groups(phase: str, mixture: tuple[MixtureWaypoint, ...], domains: Sequence[str], num_groups: int) -> I64:
     """The index in `domains`, those with prompts, of each group's: always the one that is furthest behind its share, so
     a step has every domain in about its share. Weights are normalised over these domains, as in packing. Raises
-    ValueError where there is none."""
+    ValueError with the phase where there is none."""
     weights = np.array([[{**point.mixture}.get(domain, 0.0) for domain in domains] for point in mixture])
     empty = next((point for point, row in zip(mixture, weights, strict=True) if not row.sum()), None)
     if empty is not None:
         raise ValueError(
-            f"none of the mixture's domains {', '.join(empty.mixture)} has prompts: name domains that have some "
-            f"(synthetic: generated problems), or add files of role prompts"
+            f"phase {phase}: none of the mixture's domains {', '.join(empty.mixture)} has prompts: name domains that "
+            f"have some (synthetic: generated problems), or add files of role prompts"
         )
     positions = np.array([point.at_share for point in mixture])
     schedule = MixtureSchedule(tuple(domains), positions, weights / weights.sum(axis=1, keepdims=True))
