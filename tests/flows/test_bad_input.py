@@ -288,3 +288,9 @@ def test_a_log_that_cannot_be_written_hides_no_error(home, capsys):
     assert (
         said[0] == "glm46: OSError: the disk is full" and "No space left on device): make room on that disk" in said[1]
     )
+
+
+def test_adopting_in_a_mistyped_home_makes_none(tmp_path):
+    ended = glm46("adopt", "a", "b", "--reason", "only a comment changed", home=tmp_path / "mistyped")
+    expect(ended, 2, "is no home of glm46 yet")
+    assert not (tmp_path / "mistyped").exists()
