@@ -15,6 +15,7 @@ ROLES = {
     "gpt": "assistant",
     "chatgpt": "assistant",
     "model": "assistant",
+    "ai": "assistant",
     "function_call": "assistant",
     "tool_call": "assistant",
     "reasoning": "assistant",
@@ -25,12 +26,13 @@ ROLES = {
     "function_response": "tool",
     "ipython": "tool",
     "tool_response": "tool",
+    "environment": "tool",
 }
 """Roles by their names in lower case, their words joined by _."""
 THOUGHTS = ("reasoning", "thinking")
 UNTRAINED = ("weight", "loss", "train", "training")
 """Fields of an assistant's turn that say by 0 or false, also as text, that it is only read: OpenAI's, AgentInstruct's
-and ms-swift's, axolotl's two."""
+and ms-swift's, axolotl's two. nebius' `mask` says it by true."""
 
 
 def role_of(turn: dict[str, Any]) -> str | None:
@@ -45,7 +47,8 @@ def is_reasoning(turn: dict[str, Any]) -> bool:
 
 def is_only_read(turn: dict[str, Any]) -> bool:
     """Whether a turn of an assistant is not to be trained."""
-    return any(str(turn.get(key)).lower() in ("0", "0.0", "false") for key in UNTRAINED)
+    is_untrained = any(str(turn.get(key)).lower() in ("0", "0.0", "false") for key in UNTRAINED)
+    return is_untrained or turn.get("mask") is True
 
 
 def _name_of(turn: dict[str, Any]) -> str:

@@ -22,6 +22,8 @@ SOLUTION = re.compile(r"<\|(?:begin|end)_of_solution\|>")
 """OpenThoughts' marks of the rest."""
 EXPLAINED = (THOUGHTS[0][0], "# Valid channels: analysis, commentary, final.")
 """What a system says that explains the marks of OpenThoughts, or the channels of Harmony."""
+ANSWERED = re.compile(r"<answer>(.*)</answer>", re.DOTALL)
+"""R1-Zero's, Open-R1's and AM-DeepSeek-R1's marks of what follows the reasoning."""
 CHANNELLED = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>(?:analysis|commentary|final)|<\|start\|>assistant<\|message\|>"
 )
@@ -30,6 +32,11 @@ CHANNEL = re.compile(
     r"(?:<\|end\|>|<\|return\|>|\Z)",
     re.DOTALL,
 )
+
+
+def is_explaining(system: str) -> bool:
+    """Whether a system's text explains marks that are not trained."""
+    return any(explained in system for explained in EXPLAINED) or ("<think>" in system and "<answer>" in system)
 
 
 def thought_and_said(number: int, text: str, reasoning: str) -> tuple[str, str]:
@@ -46,7 +53,11 @@ def thought_and_said(number: int, text: str, reasoning: str) -> tuple[str, str]:
         raise MalformedChatError("broken_reasoning", f"turn {number}: </think> without <think> at the start")
     if said.startswith("<think>"):
         raise MalformedChatError("broken_reasoning", f"turn {number}: reasoning without an end, of {len(said)} letters")
-    return (thought.removeprefix("<think>") if closed else reasoning).strip(), said.strip()
+    thought, said = (thought.removeprefix("<think>") if closed else reasoning).strip(), said.strip()
+    if "<think>" in thought.partition("</think>")[2]:
+        raise MalformedChatError("broken_reasoning", f"turn {number}: two blocks of reasoning with a text between them")
+    answered = ANSWERED.fullmatch(said) if thought else None
+    return thought, said if answered is None else answered[1].strip()
 
 
 def _channels(number: int, text: str, reasoning: str) -> tuple[str, str]:

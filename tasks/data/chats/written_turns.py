@@ -1,8 +1,8 @@
 """Reads a conversation that a file holds as one text, or a prompt that holds its beginning, in the marks of a chat
 template or with its speakers' names.
 
-The marks are those of ChatML, Llama 2 and 3, Gemma, Zephyr, GLM, DeepSeek, HelpSteer2 and gpt-oss's Harmony; the names
-those of OpenAssistant-Guanaco ("### Human:"), of hh-rlhf and BELLE ("Human:") and of Glaive and Vicuna ("USER:").
+The marks are those of ChatML, Kimi, Llama 2 and 3, Gemma, Zephyr, GLM, DeepSeek, HelpSteer2 and gpt-oss's Harmony; the
+names those of OpenAssistant-Guanaco ("### Human:"), of hh-rlhf and BELLE ("Human:") and of Glaive and Vicuna ("USER:").
 Trained as a text, such marks would stand beside those of this project's own template. A mark within a line, where a
 template writes none, is quoted by who speaks.
 """
@@ -42,6 +42,7 @@ def _named(separator: str, names: str, again: Literal["turn", "other frame"]) ->
 
 FRAMES = (
     Frame(re.compile(FREE + r"<\|im_start\|>([\w-]+)(?:[ \t][^\n<]*)?(?:\n|<\|im_sep\|>|\Z)")),
+    Frame(re.compile(r"<\|im_(?:system|user|assistant)\|>([\w-]+)<\|im_middle\|>")),
     Frame(re.compile(FREE + r"<\|start_header_id\|>([\w-]+)<\|end_header_id\|>")),
     Frame(re.compile(FREE + r"<start_of_turn>(\w+)(?:\n|\Z)")),
     Frame(re.compile(r"<\|(system|user|assistant|observation)\|>(?:\n|\Z)")),

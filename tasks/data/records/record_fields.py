@@ -12,7 +12,7 @@ SYSTEMS = ("system", "system_prompt", "custom_instructions")
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 """Pictures, films and sounds that belong to the text, as LLaVA, ms-swift, LLaMA-Factory and verl have them."""
 TURNS = ("messages", "conversations", "conversation", "history", "prompt", "completion", "context", "chosen")
-TURNS += ("rejected", "rejected_messages", "conversation_a", "conversation_b")
+TURNS += ("rejected", "rejected_messages", "conversation_a", "conversation_b", "trajectory")
 """Fields that may hold a list of turns."""
 
 
