@@ -41,6 +41,12 @@ def rated(rating, **ratings):
     return [{text: said, rating: value} for said, value in zip(("Well.", "Yes.", "No."), values, strict=True)]
 
 
+def arena(prompts, first, second):
+    """A record of Arena's 55k in which the first answer wins."""
+    texts = {"prompt": prompts, "response_a": first, "response_b": second}
+    return {name: json.dumps(said) for name, said in texts.items()} | {"winner_model_a": 1, "winner_model_b": 0}
+
+
 TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
 
 
@@ -90,6 +96,11 @@ TALK = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Well?\n\nAssistant: "
         ({"context": ASKED, "completions": [{"rank": 1, "completion": [NO]}, {"rank": 0, "completion": [YES]}]}, 1),
         ({"context": "Hi", "completions": [{"rank": 1, "completion": [NO]}, {"rank": 0, "completion": [YES]}]}, 1),
         ({"instruction": "Hi", "input": "", "output": ["Yes.", "No."]}, 1),
+        ({"input": {"messages": ASKED, "tools": []}, "preferred_output": [YES], "non_preferred_output": [NO]}, 1),
+        ({"instruction": "Hi", "chosen_response": "Yes.", "rejected_response": "No."}, 1),
+        ({"trajectory": [{"from": "user", "value": "Hi"}], "chosen": "Yes.", "rejected": "No."}, 1),
+        (arena(["Hi"], ["Yes."], ["No."]), 1),
+        ({"question": {"full_text": "Hi"}, "answer_0": "No.", "score_0": -1.0, "answer_1": "Yes.", "score_1": 1.0}, 1),
         ({"instruction": "Hi", "input": "", "output": "Yes.", "chosen": "Yes.", "rejected": "No."}, 1),
         (
             {
@@ -125,8 +136,10 @@ def test_a_verdict_chooses_the_preferred_answer(name):
     assert [message["content"] for message in pair.prompt] == ["Hi"]
     as_text = pair_of({**record, field: str(right)})
     assert as_text == pair, "a table of comma-separated values holds texts only"
-    with pytest.raises(MalformedChatError, match="no_preference"):
+    with pytest.raises(MalformedChatError, match="unknown_verdict" if neither is None else "no_preference"):
         pair_of({**record, field: neither})
+    with pytest.raises(MalformedChatError, match="unknown_verdict"):
+        pair_of({**record, field: "the first"})
 
 
 def test_a_rejected_response_stands_in_place_of_the_last_turn():
@@ -160,7 +173,13 @@ def test_the_input_of_an_instruction_is_asked_with_it():
         ({"prompt": "Hi", "answers": rated("score", answer=(1, 2, 3))}, "no_pair"),
         ({"prompt": "Hi", "answers": ["Yes.", "No."]}, "no_pair"),
         ({"prompt": "Hi", "response_1": "Yes.", "response_2": "No."}, "no_pair"),
-        ({"conversation_a": [*ASKED, YES], "conversation_b": [*ASKED, NO], "winner": ["model_a"]}, "no_preference"),
+        ({"conversation_a": [*ASKED, YES], "conversation_b": [*ASKED, NO], "winner": ["model_a"]}, "unknown_verdict"),
+        ({"conversation_a": [*ASKED, YES], "conversation_b": [*ASKED, NO], "winner": "both_bad"}, "no_preference"),
+        ({"prompt": "Hi", "answer_0": "Yes.", "answer_1": "No.", "score_0": 0, "score_1": 0.0}, "no_preference"),
+        ({"prompt": "Hi", "answer_0": "Yes.", "answer_1": "No.", "score_0": 1, "score_1": "n/a"}, "unknown_verdict"),
+        ({"prompt": "Hi", "chosen": "Yes.", "rejected": "No.", "status": "tie"}, "no_preference"),
+        ({**arena(["Hi", "Ho"], ["Yes.", "Yes."], ["No.", "No."])}, "no_shared_prompt"),
+        ({**arena(["Hi"], ["Yes."], [None])}, "no_answer"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": "No.", "images": ["x.png"]}, "unsupported_part"),
         ({"prompt": "Hi", "chosen": "Yes.", "rejected": "Yes."}, "equal_answers"),
         (

@@ -4,7 +4,7 @@ It reads `chosen` and `rejected`: answers to a `prompt`, an `instruction` + `inp
 whole conversations with a shared beginning, as lists of messages or as transcripts ("\\n\\nHuman: ...\\n\\nAssistant:
 ..."); `instruction` with two `output`s, the better one first; `messages` and the `rejected_response` in place of the
 last one, or ms-swift's `query`, `history` and `response` with it; two answers beside a field that says which is better
-(COMPARISONS); and a list of rated ones (RANKINGS). The functions are pure and work per record.
+(COMPARISONS) or their ratings (RATED); and a list of rated ones (RANKINGS). The functions are pure and work per record.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.data.chats.chat_formats import conversations_of
+from tasks.data.chats.chat_messages import are_texts
 from tasks.data.chats.chat_roles import role_of
 from tasks.data.chats.chat_tools import TOOLS, MalformedChatError, from_json
 from tasks.data.chats.written_turns import answered_turns, written_turns
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 NO_PREFERENCE = "no_preference"
 """Reason of a comparison that ended in a tie."""
+UNKNOWN_VERDICT = "unknown_verdict"
+TIES = ("tie", "tie (bothbad)", "both_bad")
+"""Chatbot Arena's words for no preference."""
+
+
+QUESTIONS = ("conversations", "messages", "prompt", "context", "trajectory")
+"""Fields of the turns before the answers; the last one is UltraInteract's."""
+ASKING = ("user", "assistant")
 
 
 class Comparison(NamedTuple):
@@ -39,12 +48,21 @@ class Comparison(NamedTuple):
 
 
 def _is_negative(strength: Any) -> bool | None:
-    return strength < 0 if isinstance(strength, int | float) and strength else None
+    if not isinstance(strength, int | float) or math.isnan(strength):
+        raise MalformedChatError(UNKNOWN_VERDICT, f"{strength!r} is no number")
+    return strength < 0 if strength else None
 
 
-def _is(first: str | int, second: str | int) -> Callable[[Any], bool | None]:
-    """A verdict that is one of two values."""
-    return lambda verdict: {first: True, second: False}.get(verdict) if isinstance(verdict, str | int) else None
+def _is(first: str | int, second: str | int, *ties: str) -> Callable[[Any], bool | None]:
+    """A verdict that is one of two values, or says that it is none."""
+    known = {first: True, second: False, **dict.fromkeys(ties)}
+
+    def prefers_first(verdict: Any) -> bool | None:
+        if not isinstance(verdict, str | int | float) or verdict not in known:
+            raise MalformedChatError(UNKNOWN_VERDICT, f"{verdict!r} is none of {', '.join(map(repr, known))}")
+        return known[verdict]
+
+    return prefers_first
 
 
 COMPARISONS = (
@@ -52,15 +70,24 @@ COMPARISONS = (
     Comparison("response_1", "response_2", "preference_strength", _is_negative),
     Comparison("response1", "response2", "overall_preference", _is_negative),
     Comparison("human_ref_A", "human_ref_B", "labels", _is(1, 0)),
-    Comparison("conversation_a", "conversation_b", "winner", _is("model_a", "model_b")),
+    Comparison("conversation_a", "conversation_b", "winner", _is("model_a", "model_b", *TIES)),
 )
 """The layouts of PKU-SafeRLHF, HelpSteer2, HelpSteer3, SHP and Chatbot Arena."""
+RATED = (
+    ("answer_0", "answer_1", "score_0", "score_1"),
+    ("response_a", "response_b", "winner_model_a", "winner_model_b"),
+)
+"""Fields of two answers and of their ratings, of which the higher is better: WebGPT's, and those of Arena's 55k, whose
+prompt and answers are JSON lists of what is said in turn."""
 PREFERRED = (("chosen", "rejected"), ("response_j", "response_k"), ("messages", "rejected_messages"))
-"""Fields of the better and of the other answer; the last ones of the pairs of Stack Exchange and of ms-swift."""
+PREFERRED += (("chosen_response", "rejected_response"), ("preferred_output", "non_preferred_output"))
+"""Fields of the better and of the other answer; the later ones of the pairs of Stack Exchange, of ms-swift, of Argilla
+and of OpenAI's API."""
 REJECTED = "rejected_response"
 
 SCORES = (("score_chosen", "score_rejected"), ("chosen_score", "rejected_score"), ("chosen_rating", "rejected_rating"))
-SCORES += (("chosen-rating", "rejected-rating"),)
+SCORES += (("chosen-rating", "rejected-rating"), ("chosen_avg_rating", "rejected_avg_rating"))
+SCORES += (("rating_chosen", "rating_rejected"),)
 """Fields of what both answers were rated; equal ones are no preference."""
 
 
@@ -92,7 +119,10 @@ class Pair(NamedTuple):
 
 def pair_of(record: Record) -> Pair:
     """The pair of one record. Raises MalformedChatError for a record that is none."""
-    record = with_turns(record)
+    asked, question = record.get("input"), record.get("question")
+    record = with_turns({**(asked if isinstance(asked, dict) else {}), **record})
+    if isinstance(question, dict):
+        record["question"] = question.get("full_text")
     if {"query", "response", REJECTED} <= record.keys():
         asked = {key: value for key, value in record.items() if key != REJECTED}
         ((better, tools),), ((worse, _),) = map(conversations_of, (asked, {**asked, "response": record[REJECTED]}))
@@ -123,10 +153,35 @@ def _answers(record: Record) -> tuple[object, object]:
             if is_first is None:
                 raise MalformedChatError(NO_PREFERENCE, f"{verdict} is {record[verdict]!r}")
             return (record[first], record[second]) if is_first else (record[second], record[first])
+    for first, second, *ratings in RATED:
+        if {first, second, *ratings} <= record.keys():
+            is_first = _is_negative(_number(record[ratings[1]]) - _number(record[ratings[0]]))
+            if is_first is None:
+                raise MalformedChatError(NO_PREFERENCE, f"{' and '.join(ratings)} are {record[ratings[0]]!r}")
+            answers = [_in_turn(record.get("prompt"), record[name]) for name in (first, second)]
+            return (answers[0], answers[1]) if is_first else (answers[1], answers[0])
     for ranking in RANKINGS:
         if ranked := _ranked(record.get(ranking.answers), ranking):
             return ranked
     raise MalformedChatError("no_pair", f"fields are {', '.join(sorted(map(str, record)))}")
+
+
+def _number(rating: object) -> float:
+    value = from_json(rating)
+    if not isinstance(value, int | float):
+        raise MalformedChatError(UNKNOWN_VERDICT, f"the rating {rating!r} is no number")
+    return value
+
+
+def _in_turn(prompt: object, answer: object) -> object:
+    """The conversation of a prompt and an answer that are JSON lists of texts; any other answer as it is."""
+    asked, said = from_json(prompt), from_json(answer)
+    if not are_texts(asked):
+        return answer
+    if not are_texts(said) or len(said) != len(asked):
+        raise MalformedChatError("no_answer", f"{len(asked)} questions have no such number of answers")
+    turns = zip(asked, said, strict=True)
+    return [{"role": role, "content": text} for pair in turns for role, text in zip(ASKING, pair, strict=True)]
 
 
 def _refuse_equal_scores(record: Record) -> None:
@@ -134,6 +189,8 @@ def _refuse_equal_scores(record: Record) -> None:
         rated = record.get(better)
         if isinstance(rated, int | float) and rated == record.get(worse):
             raise MalformedChatError(NO_PREFERENCE, f"{better} and {worse} are {rated!r}")
+    if record.get("status") == "tie":  # Argilla's pairs of Intel's Orca
+        raise MalformedChatError(NO_PREFERENCE, "status is tie")
 
 
 def _ranked(answers: object, ranking: Ranking) -> tuple[object, object] | None:
@@ -163,7 +220,7 @@ def _stripped(answer: object) -> object:
 
 def _conversation(record: Record, answer: object) -> tuple[list[Message], list[Record]]:
     """The whole conversation that ends with this answer."""
-    lists = (record[key] for key in ("conversations", "messages", "prompt", "context") if _is_turns(record.get(key)))
+    lists = (record[key] for key in QUESTIONS if _is_turns(record.get(key)))
     asked = next(lists, None)
     question = _question(record) if asked is None else ""
     if asked is None:
