@@ -7,6 +7,7 @@ import codecs
 import email
 import io
 import lzma
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from tasks.data.readers.source_bytes import (
 from tasks.data.records.documents import HTML
 
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+CODING = re.compile(rb"(?:[ \t\f]*(?:#[^\r\n]*)?\r?\n)?[ \t\f]*#[^\r\n]*?coding[:=][ \t]*([-\w.]+)")
+"""In one of the first two lines."""
 BROKEN_ZIP = (
     zipfile.BadZipFile,
     zlib.error,
@@ -116,16 +119,32 @@ def html_file(name: str, file: HashingReader, max_record_bytes: int) -> Parsed:
 
 
 def text_record(name: str, offset: int, data: bytes) -> Parsed:
-    """Bytes that must be UTF-8, or UTF-16 with its mark."""
+    """Bytes that must be UTF-8, UTF-16 with its mark, or source code that declares how it is encoded."""
     if not data:
         return rejection(name, offset, "empty_file")
     try:
         text = data.decode("utf-16" if data.startswith(UTF16_MARKS) else "utf-8-sig")
     except UnicodeDecodeError as error:
-        return rejection(name, offset, "not_utf8", f"byte {error.start}: {error.reason}")
+        text = _as_declared(data)
+        if text is None:
+            return rejection(name, offset, "not_utf8", f"byte {error.start}: {error.reason}")
     if "\0" in text:
         return rejection(name, offset, "binary", f"a NUL character at {text.index(chr(0))}")
     return Parsed(name, offset, text) if text.strip() else rejection(name, offset, "empty")
+
+
+def _as_declared(data: bytes) -> str | None:
+    """Source code with a coding line (PEP 263) as that says; None of anything else, such as of an encoding in which the
+    line itself would be another text."""
+    declared = CODING.match(data)
+    if declared is None:
+        return None
+    try:
+        text = data.decode(declared[1].decode())
+        text.encode()
+    except (LookupError, UnicodeError):
+        return None
+    return text if text.startswith(declared[0].decode(errors="replace")) else None
 
 
 def topic_records(name: str, file: HashingReader, max_record_bytes: int) -> Iterator[Parsed]:

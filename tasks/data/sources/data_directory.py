@@ -21,6 +21,7 @@ from tasks.data.records.documents import CODE, COMMIT, ISSUE
 from tasks.data.sources.benchmark_shapes import refuse_benchmarks
 from tasks.data.sources.globs import Glob
 from tasks.data.sources.held_out_splits import held_out_names, is_held_out
+from tasks.data.sources.remote_sources import CARD
 from tasks.data.sources.source_root import MANIFEST_NAME, SourceRoot
 
 OTHER_MANIFEST_NAMES = ("glm46-data.yml", "glm46_data.yaml", "glm46_data.yml")
@@ -87,8 +88,8 @@ class RoleEntry:
 def assign_roles(root: SourceRoot, needed: str = "pretrain") -> list[tuple[str, RoleEntry]]:
     """(name below the root, entry) of every file with a role, sorted by name. Raises ValueError on a wrong manifest.
 
-    Without a manifest every file is text to train on, apart from test and validation splits; where `needed` is sft,
-    every table is one of conversations.
+    Without a manifest every file is text to train on, apart from test and validation splits and cards of datasets;
+    where `needed` is sft, every table is one of conversations.
 
     The commits of a working tree have an entry of their own: the file `.git` of the tree.
     """
@@ -304,13 +305,24 @@ def _roles_by_suffix(root: SourceRoot, names: list[str], needed: str) -> list[tu
     held_out = held_out_files(root)
     for name, form in formats.items():
         tree = root.tree_of(name)
-        if name in held_out or (role == "sft" and form not in TABLES):
+        if name in held_out or (role == "sft" and form not in TABLES) or _is_card(root, name, formats):
             continue
         if form and (tree is None or name in tree.files or (form != "text" and name not in tree.left_out)):
             group = name.split("/")[0] if "/" in name else "*"
             assigned.append((name, RoleEntry(files=group, role=role, format=form, domain=_domain_by_suffix(name))))
     refuse_benchmarks(root, {name: form for name, form in formats.items() if name not in held_out})
     return assigned
+
+
+def _is_card(root: SourceRoot, name: str, formats: Mapping[str, str]) -> bool:
+    """Whether a file is the card of a downloaded dataset: a README that begins with YAML, above a table."""
+    folder = name.removesuffix(name.rpartition("/")[2])
+    if name[len(folder) :].lower() != CARD or not any(
+        form in TABLES and other.startswith(folder) for other, form in formats.items()
+    ):
+        return False
+    with open_source(root.addresses[name]) as file:
+        return file.read(4).startswith(b"---")
 
 
 def _glob_of(manifest: str, entry: RoleEntry) -> Glob:

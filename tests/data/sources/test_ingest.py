@@ -383,6 +383,24 @@ def test_utf16_is_cut_like_the_same_text_in_utf8(codec):
     assert [record.reason for record in text_records("x.txt", HashingReader(io.BytesIO(broken)), 10**6)] == ["not_utf8"]
 
 
+@pytest.mark.parametrize(
+    ("line", "codec", "is_read"),
+    [
+        ("# -*- coding: latin-1 -*-", "latin-1", True),
+        ("#!/usr/bin/python\n# vim: set fileencoding=koi8-r :", "koi8-r", True),
+        ("\n\n# coding: latin-1", "latin-1", False),
+        ("x = 1  # coding: latin-1", "latin-1", False),
+        ("# coding: utf-8", "latin-1", False),
+        ("# coding: nothing", "latin-1", False),
+        ("# coding: utf-16", "latin-1", False),
+    ],
+)
+def test_source_code_is_decoded_as_its_first_lines_declare(line, codec, is_read):
+    text = f"{line}\nprint('{'é' if codec == 'latin-1' else 'ж'}')\n"
+    (record,) = text_records("x.py", HashingReader(io.BytesIO(text.encode(codec))), 10**6)
+    assert (record.text, record.reason) == ((text, "") if is_read else (None, "not_utf8"))
+
+
 @pytest.mark.parametrize(("bound", "reason"), [(400, ""), (399, "record_too_long")])
 def test_a_utf16_member_of_an_archive_is_as_long_as_its_utf8(tmp_path, bound, reason):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:

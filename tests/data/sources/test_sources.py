@@ -541,6 +541,18 @@ def test_files_named_as_held_out_splits_are_not_trained_on(tmp_path, files, read
     assert bool(held_out) == any(f"; {len(held_out)} named as test or validation splits" in line for line in said)
 
 
+def test_the_card_of_a_downloaded_dataset_is_no_document(tmp_path):
+    card = "---\nlicense: mit\n---\n# A dataset\n"
+    for name, text in {"set/README.md": card, "set/data/train.jsonl": '{"text": "Some words."}\n'}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name, text in {"notes/README.md": card, "README.md": "# Of all sets\n", "set/data/card.md": card}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    read = [file.name for file in list_sources(tmp_path).files]
+    assert read == ["README.md", "notes/README.md", "set/data/card.md", "set/data/train.jsonl"]
+
+
 def test_a_pointer_of_git_lfs_is_no_file(tmp_path):
     (tmp_path / "a.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12345\n")
     with pytest.raises(ValueError, match=r"a\.txt is a pointer of Git LFS, not the file: run `git lfs pull`"):
