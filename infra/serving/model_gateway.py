@@ -2,10 +2,9 @@
 
 A browser sends requests to loopback on behalf of any page. So without a key a request whose Host or Origin is not this
 server's own is refused; with one, a request that does not bring it is, whoever sends it. llama.cpp's server is asked
-with a key that only this process has. llama.cpp reports log-probabilities of /v1/completions in the shape of chat
-completions. The gateway gives them the shape of OpenAI's API; llama.cpp's own shape, with token ids, stays beside it as
-`content`. A required function call is made here, by a grammar of our own (required_call.py), for chats in OpenAI's
-older shape; in other shapes of llama.cpp it is refused.
+with a key that only this process has. What it answers is written as the API that was asked has it
+(reshaped_answers.py). A required function call is made here, by a grammar of our own (required_call.py), for chats in
+OpenAI's older shape; in other shapes of llama.cpp it is refused.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, TCPConnector, web
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
 from infra.serving.chat_page import chat_page
 from infra.serving.chat_requests import readable_chat, with_thinking
 from infra.serving.required_call import RequiredCall, required_call
+from infra.serving.reshaped_answers import COMPLETIONS, MESSAGES, RESPONSES, reshaped, reshaped_events, reshaping
 from infra.serving.unread_settings import (
     refuse_broken_format,
     refuse_formats,
@@ -31,11 +31,9 @@ from infra.serving.unread_settings import (
 )
 
 MAX_REQUEST_BYTES = 64 << 20
-COMPLETIONS = "/v1/completions"
 CHATS = ("/v1/chat/completions", "/chat/completions")
 """Both are llama.cpp's."""
-MESSAGES = "/v1/messages"
-OTHER_CHATS = ("/v1/responses", "/responses", MESSAGES)
+OTHER_CHATS = (*RESPONSES, MESSAGES)
 """Chats in other shapes, which llama.cpp translates behind this gateway: of a required call it would hold only the end
 of the answer, and ignore the name."""
 HEALTH, PAGE = "/health", "/"
@@ -56,24 +54,28 @@ HOP_HEADERS = {
 CLIENTS_FAULTS = ("Failed to parse", "input is not supported", "Missing tool call", "type must be")
 """Parts of messages that llama.cpp's server has with status 500 for requests that are wrong: a client would repeat
 them."""
-EVENTS = (b"data: {", b"error: {")
+TOO_MANY = "Field 'n'"
+"""The beginning of its message on a number of answers."""
 UPSTREAM = web.AppKey("upstream", str)
 KEY = web.AppKey("key", str)
 CLIENT_KEY = web.AppKey("client_key", str)
 NAMES = web.AppKey("names", frozenset)
 """Of this machine, by which programs on it reach the server."""
 ADDRESS = web.AppKey("address", str)
+CONTEXT_LENGTH = web.AppKey("context_length", int)
 SESSION = web.AppKey("session", ClientSession)
 BEGUN = web.RequestKey("begun", bool)
 """Whether the first bytes of an answer were sent."""
 
 
-def gateway(upstream: str, key: str, host: str, port: int, client_key: str) -> web.Application:
+def gateway(upstream: str, key: str, host: str, port: int, client_key: str, context_length: int) -> web.Application:
     """The application that listens at host:port; `upstream` is the URL of llama.cpp's server, without a trailing slash,
-    and `key` its key. Clients must send `client_key`; empty: they need none, and are programs of this machine."""
+    `key` its key and `context_length` that of a request. Clients must send `client_key`; empty: they need none, and are
+    programs of this machine."""
     allowing = _require_key if client_key else _refuse_other_sites
     app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[allowing, _report_dead_upstream])
     app[UPSTREAM], app[KEY], app[CLIENT_KEY] = upstream, key, client_key
+    app[CONTEXT_LENGTH] = context_length
     app[NAMES], app[ADDRESS] = frozenset({host.lower(), "127.0.0.1", "localhost"}), f"http://127.0.0.1:{port}"
     app.cleanup_ctx.append(_session)
     app.router.add_get(PAGE, chat_page)
@@ -168,7 +170,7 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
     except RecursionError:
         return _refusal(400, "the request nests too deeply")
     body = json.dumps(asked).encode() if asked != given else body
-    reshapes = request.path == COMPLETIONS and bool(asked.get("logprobs"))
+    reshape = reshaping(request.path, asked, request.app[CONTEXT_LENGTH])
     left_out = {*HOP_HEADERS, "content-encoding"}  # the body was read, and with that unpacked
     headers = {name: value for name, value in request.headers.items() if name.lower() not in left_out}
     headers["Authorization"] = f"Bearer {request.app[KEY]}"
@@ -181,12 +183,15 @@ async def _pass_on(request: web.Request) -> web.StreamResponse:
             if any(fault in message for fault in CLIENTS_FAULTS):
                 return _refusal(400, message)
             return _refusal(500, message, "server_error")
+        if answer.status == 400 and (message := _message_of(await answer.read())).startswith(TOO_MANY):
+            return _refusal(400, f"{message}: n is at most the number of --slots that the server was started with")
         response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
-        if reshapes and answer.status == 200:
+        if reshape is not None and answer.status == 200:
             if answer.content_type == "text/event-stream":
-                return await _send(request, response, _reshaped_events(answer.content))
-            return await _send(request, response, _once(_reshaped(await answer.read(), {})))
-        return await _send(request, response, answer.content.iter_any())
+                return await _send(request, response, reshaped_events(answer.content, reshape))
+            return await _send(request, response, _once(reshaped(await answer.read(), reshape)))
+        is_read = answer.status == 400
+        return await _send(request, response, _once(await answer.read()) if is_read else answer.content.iter_any())
 
 
 def _readable(path: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +225,7 @@ async def _make_call(request: web.Request, call: RequiredCall) -> web.StreamResp
     """Answer a request for a required call, by a completion that a grammar holds to one."""
     status, made = await _ask(request, "/apply-template", call.template)
     if status == 200:
-        status, made = await _complete(request, call.completion(made["prompt"]))
+        status, made = await _ask(request, "/completion", call.completion(made["prompt"]))
     if status != 200:
         return web.json_response(made, status=status)
     try:
@@ -244,20 +249,6 @@ async def _ask(request: web.Request, path: str, body: dict[str, Any]) -> tuple[i
         return answer.status, made if made or answer.status == 200 else _error(answer.status, _message_of(text))
 
 
-async def _complete(request: web.Request, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """As `_ask` of /completion, in a stream: llama.cpp's server sees that a client has gone only where it writes."""
-    headers = {"Authorization": f"Bearer {request.app[KEY]}"}
-    url = f"{request.app[UPSTREAM]}/completion"
-    async with request.app[SESSION].post(url, headers=headers, json={**body, "stream": True}) as answer:
-        text = await answer.read()
-        if answer.content_type != "text/event-stream":
-            return answer.status, _json_object(text) or _error(answer.status, _message_of(text))
-    events = [_json_object(line.partition(b": ")[2]) for line in text.split(b"\n") if line.startswith(EVENTS)]
-    if not events or "error" in events[-1]:
-        return 500, _error(500, _message_of(text if not events else json.dumps(events[-1]).encode()))
-    return 200, {**events[-1], "content": "".join(event.get("content", "") for event in events)}
-
-
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers without those of the other connection and those that would allow pages of other sites."""
     dropped = HOP_HEADERS | {name.lower() for name in headers if name.lower().startswith("access-control-")}
@@ -277,13 +268,6 @@ async def _once(part: bytes) -> AsyncIterator[bytes]:
     yield part
 
 
-async def _reshaped_events(content: StreamReader) -> AsyncIterator[bytes]:
-    offsets: dict[int, int] = {}
-    async for line in content:
-        is_data = line.startswith(b"data: {")
-        yield b"data: " + _reshaped(line.removeprefix(b"data: "), offsets) + b"\n" if is_data else line
-
-
 def _json_object(body: bytes) -> dict[str, Any]:
     """The body as an object; empty where it is none: llama.cpp's server reports what is wrong."""
     try:
@@ -291,28 +275,3 @@ def _json_object(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _reshaped(body: bytes, offsets: dict[int, int]) -> bytes:
-    """A completion, or one event of it, with `logprobs` as OpenAI's API has them; offsets: characters so far, by
-    choice."""
-    completion = json.loads(body)
-    for choice in completion.get("choices", []):
-        reported = (choice.get("logprobs") or {}).get("content")
-        if reported is None:
-            continue
-        start, starts = offsets.get(choice["index"], 0), []
-        for entry in reported:
-            starts.append(start)
-            start += len(entry["token"])
-        offsets[choice["index"]] = start
-        choice["logprobs"] = {
-            "tokens": [entry["token"] for entry in reported],
-            "token_logprobs": [entry["logprob"] for entry in reported],
-            "top_logprobs": [
-                {other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in reported
-            ],
-            "text_offset": starts,
-            "content": reported,
-        }
-    return json.dumps(completion, ensure_ascii=False).encode()

@@ -232,12 +232,12 @@ def serve(
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
     threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
     server = xllamacpp.Server(params)  # pyright: ignore[reportAttributeAccessIssue]
-    app = gateway(server.listening_address, key, host, port, os.environ.pop(KEY_VARIABLE, ""))
+    app = gateway(server.listening_address, key, host, port, os.environ.pop(KEY_VARIABLE, ""), context_length)
     web.run_app(
         app,
         host=host,
         port=port,
-        handler_cancellation=True,  # a client that has gone frees its slot, where llama.cpp streams to us
+        handler_cancellation=True,  # a client that has gone frees its slot, within a second
         print=lambda *_: print(f"serving {gguf_path.name} at {host}:{port}", flush=True),
     )
 

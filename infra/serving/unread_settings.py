@@ -30,15 +30,21 @@ UNREAD = {
 """OpenAI's older names, and those of vLLM and SGLang, with what to do about each."""
 WITHOUT_EFFECT = (None, 0, 1, "", "auto", "none", [], {})
 """Values by which such a setting asks for nothing."""
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Of an answer; of 0 the server would make 1."""
 Asked = Mapping[str, Any]
 """A request's body."""
 
 
 def refuse_unread(asked: Asked) -> None:
-    """Raises ValueError for a setting that the server does not know, and for stop sequences that are no texts."""
+    """Raises ValueError for a setting that the server does not know, for a limit of no tokens, and for stop sequences
+    that are no texts."""
     for name, instead in UNREAD.items():
         if asked.get(name) not in WITHOUT_EFFECT:
             raise ValueError(f"{name} is not supported: {instead}")
+    for name in LIMITS:
+        if asked.get(name) == 0:
+            raise ValueError(f"{name} is 0: an answer has at least 1 token")
     for name in ("stop", "stop_sequences"):
         stop = asked.get(name)
         texts = stop if isinstance(stop, list) else [] if stop is None else [stop]

@@ -69,7 +69,7 @@ def address(upstream: Upstream, request: pytest.FixtureRequest) -> Iterator[str]
         served.router.add_post("/v1/chat/completions", upstream.chat)
         for application, port in (
             (served, other),
-            (gateway(f"http://127.0.0.1:{other}", "own", "127.0.0.1", own, request.param), own),
+            (gateway(f"http://127.0.0.1:{other}", "own", "127.0.0.1", own, request.param, 64), own),
         ):
             runner = web.AppRunner(application)
             await runner.setup()

@@ -7,12 +7,14 @@ import gzip
 import json
 
 import pytest
-from aiohttp import ClientError, ClientSession, web
+from aiohttp import ClientError, ClientSession, StreamReader, web
+from aiohttp.base_protocol import BaseProtocol
 
 from infra.child_process import free_port
 from infra.serving.chat_requests import readable_chat
 from infra.serving.model_gateway import gateway
 from infra.serving.required_call import required_call
+from infra.serving.reshaped_answers import reshaped_events, reshaping
 
 KEY = "schlüssel"
 
@@ -31,7 +33,7 @@ def asked(upstream: web.Application | None, header: bytes, path: str = "/v1/mode
         other, port = await started(web.Application() if upstream is None else upstream)
         if upstream is None:
             await other.cleanup()
-        runner, own = await started(gateway(f"http://127.0.0.1:{port}", "own", "127.0.0.1", 0, KEY))
+        runner, own = await started(gateway(f"http://127.0.0.1:{port}", "own", "127.0.0.1", 0, KEY, 64))
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", own)
             head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: ".encode()
@@ -85,7 +87,7 @@ def test_a_server_that_dies_in_its_answer_breaks_the_connection():
         application = web.Application()
         application.router.add_get("/v1/models", half)
         other, port = await started(application)
-        runner, own = await started(gateway(f"http://127.0.0.1:{port}", "own", "127.0.0.1", 0, KEY))
+        runner, own = await started(gateway(f"http://127.0.0.1:{port}", "own", "127.0.0.1", 0, KEY, 64))
         try:
             headers = {"Authorization": f"Bearer {KEY}"}
             url = f"http://127.0.0.1:{own}/v1/models"
@@ -104,7 +106,7 @@ def test_a_server_is_asked_by_its_own_names_at_any_port_and_its_pages_at_their_o
 
     async def ask(port: int, **headers: str) -> int:
         other, upstream = await started(serving())
-        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", port, ""))
+        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", port, "", 64))
         try:
             async with (
                 ClientSession() as session,
@@ -142,20 +144,16 @@ def test_a_required_call_is_held_to_its_grammar_at_both_paths_of_a_chat(path):
 
     async def complete(request: web.Request) -> web.Response:
         asked = await request.json()
-        assert asked["stream"], "llama.cpp sees only where it writes that a client has gone"
         grammars.append(asked["grammar"])
-        made = {"content": "", "stop_type": "eos", "model": "m", "tokens_evaluated": 1, "tokens_predicted": 2}
-        made |= {"timings": {}, "generation_settings": {"grammar": "x" * 1_000_000}}
-        events = [{"content": "time\n"}, {"content": "</tool_call>"}, made]
-        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-        return web.Response(text=text, content_type="text/event-stream")
+        made = {"content": "time\n</tool_call>", "stop_type": "eos", "model": "m", "timings": {}}
+        return web.json_response(made | {"tokens_evaluated": 1, "tokens_predicted": 2})
 
     async def ask() -> dict:
         application = web.Application()
         application.router.add_post("/apply-template", template)
         application.router.add_post("/completion", complete)
         other, upstream = await started(application)
-        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", 0, KEY))
+        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", 0, KEY, 64))
         headers = {"Authorization": f"Bearer {KEY}"}
         try:
             async with (
@@ -183,7 +181,7 @@ def passed_on(*requests: tuple[str, dict, bytes], status: int = 200, answer: dic
         application, answers = web.Application(), []
         application.router.add_route("*", "/{path:.*}", take)
         other, upstream = await started(application)
-        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", 0, KEY))
+        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", 0, KEY, 64))
         try:
             async with ClientSession() as session:
                 for path, headers, body in requests:
@@ -310,7 +308,7 @@ def test_a_call_that_another_api_requires_is_refused_and_its_other_requests_pass
         application = web.Application()
         application.router.add_post(path, answer)
         other, upstream = await started(application)
-        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", 0, KEY))
+        runner, own = await started(gateway(f"http://127.0.0.1:{upstream}", "own", "127.0.0.1", 0, KEY, 64))
         headers = {"Authorization": f"Bearer {KEY}"}
         try:
             async with ClientSession(headers=headers) as session:
@@ -338,6 +336,9 @@ SHAPE = {"type": "object", "properties": {"x": {"type": "integer"}}}
         (CHAT, {"functions": [TOOL["function"]]}, "functions is not supported: describe them in tools"),
         (CHAT, {"guided_json": SHAPE}, "guided_json is not supported: write response_format"),
         (TEXT, {"min_tokens": 8}, "min_tokens is not supported"),
+        (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens is 0: an answer has at least 1 token"),
+        (TEXT, {"max_tokens": 0}, "max_tokens is 0"),
+        (RESPONSE, {"max_output_tokens": 0}, "max_output_tokens is 0"),
         (CHAT, {"stop": 5}, "stop is 5: write a text"),
         (CHAT, {"messages": []}, "messages is empty"),
         (TEXT, {"stop": ["a", 5]}, "write a text, or a list of texts"),
@@ -377,3 +378,57 @@ def test_what_the_server_would_leave_out_without_a_word_is_refused_by_name(path,
 def test_what_the_server_reads_in_another_form_is_written_so(path, asked, changed):
     ((status, _, body),) = passed_on((path, {}, json.dumps(asked).encode()))
     assert status == 200 and json.loads(body) == asked | changed
+
+
+def response(num_tokens: int) -> dict:
+    usage = {"input_tokens": 14, "output_tokens": num_tokens, "total_tokens": 14 + num_tokens}
+    return {"status": "completed", "output": [{"type": "message", "status": "completed"}], "usage": usage}
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_tokens", "is_cut"),
+    [({"max_output_tokens": 3}, 3, True), ({"max_output_tokens": 4}, 3, False), ({}, 50, True), ({}, 49, False)],
+)
+def test_a_response_that_was_cut_is_incomplete(asked, num_tokens, is_cut):
+    """At its limit, or where the context of 64 tokens was full."""
+    ((_, told, _),) = passed_on((RESPONSE, {}, json.dumps(asked).encode()), answer=response(num_tokens))
+    status = "incomplete" if is_cut else "completed"
+    assert (told["status"], told["output"][0]["status"]) == (status, status)
+    assert told.get("incomplete_details") == ({"reason": "max_output_tokens"} if is_cut else None)
+
+
+@pytest.mark.parametrize(("stopped_by", "reason"), [("\n", "stop_sequence"), (None, "end_turn")])
+def test_a_message_that_a_stop_sequence_ended_says_so(stopped_by, reason):
+    message = {"type": "message", "stop_reason": "end_turn", "stop_sequence": stopped_by}
+    ((_, told, _),) = passed_on((MESSAGE, {}, b"{}"), answer=message)
+    assert told == message | {"stop_reason": reason}
+
+
+def test_the_events_of_a_stream_tell_the_same_as_a_whole_answer():
+    """In whatever pieces they come, with their names."""
+    begun = {"type": "response.output_text.delta", "delta": "a\u00e4"}
+    ended = {"type": "response.completed", "response": response(3)}
+    events = "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in (begun, ended))
+    reshape = reshaping(RESPONSE, {"max_output_tokens": 3}, 64)
+    assert reshape is not None
+
+    async def read() -> str:
+        content = StreamReader(BaseProtocol(asyncio.get_running_loop()), 2**16)
+        for piece in events.encode():
+            content.feed_data(bytes([piece]))
+        content.feed_eof()
+        return b"".join([line async for line in reshaped_events(content, reshape)]).decode()
+
+    first, last, rest = asyncio.run(read()).split("\n\n")
+    assert rest == "" and json.loads(first.partition("data: ")[2]) == begun
+    name, _, data = last.partition("\ndata: ")
+    assert name == "event: response.incomplete" and json.loads(data)["type"] == "response.incomplete"
+    assert json.loads(data)["response"]["status"] == "incomplete"
+
+
+def test_more_answers_than_slots_are_refused_with_the_option_to_give():
+    field = {"error": {"message": "Field 'n': Value must be between 1 <= value <= 1, but got 2"}}
+    other = {"error": {"message": "Field 'x'"}}
+    for answer, said in ((field, "--slots"), (other, "Field 'x'")):
+        ((status, told, _),) = passed_on((CHAT, {}, b'{"n": 2}'), status=400, answer=answer)
+        assert status == 400 and said in told["error"]["message"]
