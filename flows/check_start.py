@@ -11,6 +11,7 @@ from configs.schema import Scale
 from infra.registry.model_registry import RegisteredVersion, describe_aliases, model_name, resolve_alias
 from infra.registry.promotion import FORGOTTEN_TAG, refusal_of
 from infra.storage.store import Store
+from model.formats.checkpoint_template import given_template, renders_otherwise
 from tasks.data.readers.source_bytes import HUGGING_FACE
 from tasks.training.fetch_checkpoint import fetch_checkpoint
 from tasks.training.import_checkpoint import import_checkpoint, refuse_foreign_checkpoint, refuse_foreign_tokenizer
@@ -47,6 +48,18 @@ def check_start(scale: Scale, start: str, store: Store, registry: Callable[[], M
             )
     else:
         refuse_taken_down(start, version_of_alias(registry(), scale, start))
+
+
+def refuse_other_template(start: str) -> None:
+    """Raises ValueError for a directory whose weights are released as they are, and whose chat template is not the one
+    in which they are evaluated: the served model would be asked in another than was judged."""
+    template = given_template(Path(start)) if Path(start).is_dir() else None
+    if template is not None and renders_otherwise(template):
+        raise ValueError(
+            f"--start {start}: its chat template writes conversations otherwise than GLM-4.6's, in which a release is "
+            f"evaluated, and its GGUF would hold the other: begin with --from a phase that trains on conversations, "
+            f"or try the weights as they are with glm46 eval {start} and glm46 convert, which keep its template"
+        )
 
 
 def refuse_taken_down(start: str, version: RegisteredVersion | None) -> None:

@@ -8,7 +8,7 @@ from prefect import State, flow, get_run_logger
 
 from configs.load import load_scale
 from flows.assess_suite import find_suite_files, with_suite_files
-from flows.check_start import check_start, local_start
+from flows.check_start import check_start, local_start, refuse_other_template
 from flows.expect_cost import say_cost
 from flows.mid_train_model import mid_train_model
 from flows.parameters import DataAddress, ScaleName, StageName, StoreAddress
@@ -107,6 +107,8 @@ def full_pipeline(
     mlflow = tracking_uri()
     if start is not None:
         check_start(configuration, start, opened, lambda: connect(mlflow))
+        if not window.phases:
+            refuse_other_template(start)
     log = StageLog(get_run_logger().info)
     run = Run(configuration, home, opened, mlflow, track_pipeline(mlflow, configuration), log, suite_files)
 

@@ -138,7 +138,7 @@ def _refuse_what_cannot_run(
     """The home, the store and the start of a run that may begin, one of the Hub as the directory into which it was
     fetched. Raises ValueError before anything starts."""
     from configs.load import load_scale
-    from flows.check_start import check_start, local_start
+    from flows.check_start import check_start, local_start, refuse_other_template
     from flows.cli.native_code import warn_of_missing_code
     from flows.cli.run_pipeline import refuse_unanswerable_release
     from flows.stages import choose_stages, refuse_missing_inputs, require_programs, with_tokenizer_of_start
@@ -161,6 +161,8 @@ def _refuse_what_cannot_run(
     require(*check_room(home, opened.staging_root))
     if start is not None:
         check_start(configuration, start, opened, lambda: open_registry(home))
+        if not window.phases:
+            refuse_other_template(start)
     warn_of_missing_code()
     return home, opened, start
 

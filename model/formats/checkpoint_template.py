@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model.formats.weight_files import read_json
-from model.text.chat_template import CHAT_TEMPLATE
+from model.text.chat_template import CHAT_TEMPLATE, Message, render
 
 TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
 DEFAULT = "default"
@@ -28,6 +28,18 @@ def checkpoint_template(checkpoint_dir: Path) -> str | None:
         named = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
         given = named.get(DEFAULT)
     return given if isinstance(given, str) and given else None
+
+
+EXAMPLE_TOOLS = [{"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}]
+EXAMPLE: list[Message] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hello!"},
+    {"role": "user", "content": "What time is it?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"name": "time", "arguments": {"zone": "UTC", "digits": 4}}]},
+    {"role": "tool", "content": "12:07"},
+]
+"""A conversation by which two templates are compared."""
 
 
 @dataclass(frozen=True)
@@ -75,3 +87,17 @@ def given_template(checkpoint_dir: Path) -> GivenTemplate | None:
         if name.endswith("_token") and isinstance(text, str):
             tokens[name] = text
     return GivenTemplate(template, tokens)
+
+
+def renders_otherwise(template: GivenTemplate) -> bool:
+    """Whether the template writes a conversation in other words than render: with a system, tools, a call, its result
+    and earlier turns, with reasoning and without."""
+    for enable_thinking in (True, False):
+        how = {"enable_thinking": enable_thinking, "add_generation_prompt": True}
+        ours = "".join(segment.text for segment in render(EXAMPLE, EXAMPLE_TOOLS, **how))
+        try:
+            if template.render(EXAMPLE, EXAMPLE_TOOLS, **how) != ours:
+                return True
+        except ValueError:
+            return True
+    return False

@@ -21,7 +21,9 @@ from flows.cli.command_errors import failures
 from flows.full_pipeline import full_pipeline
 from model.formats.hf_checkpoint import config_dict
 from tests.conftest import ROOT
+from tests.support.model_recipes import random_model
 from tests.support.pipeline import environment, glm46, refused
+from tests.support.saved_models import save_checkpoint
 
 
 def expect(finished, exit_code, *parts):
@@ -99,6 +101,17 @@ def test_what_plan_knows_is_refused_before_anything_is_computed(tmp_path):
         (tmp_path / "mine.yaml").write_text(text.replace(line, changed))
         expect(refused("run", str(tmp_path / "mine.yaml"), home=tmp_path / "home"), 2, part)
     assert not (tmp_path / "home" / "prefect" / "prefect.db").exists()
+
+
+def test_weights_with_another_chat_template_are_not_released_as_they_are(tmp_path):
+    """They would be judged in one template and served in another; a phase on conversations teaches them ours."""
+    model = random_model(load_scale("micro").model.recipe)
+    save_checkpoint(
+        model, tmp_path / "hf", eos_token_ids=[1], pad_token_id=1, dtype=torch.float32, max_shard_bytes=10**9
+    )
+    (tmp_path / "hf" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    asked = ("run", "micro", "--from", "release_model", "--start", str(tmp_path / "hf"))
+    expect(refused(*asked, home=tmp_path / "home"), 2, "its chat template writes conversations otherwise", "--from")
 
 
 def test_a_start_that_is_no_checkpoint_is_refused_before_data_is_prepared(tmp_path):

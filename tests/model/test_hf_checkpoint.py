@@ -15,8 +15,9 @@ from transformers.modeling_layers import MtpModel
 from configs.schema import ModelRecipe
 from model.architecture.transformer import Glm4Moe
 from model.formats.checkpoint_names import to_checkpoint_tensors
-from model.formats.checkpoint_template import checkpoint_template
+from model.formats.checkpoint_template import checkpoint_template, given_template, renders_otherwise
 from model.formats.hf_checkpoint import canonical_config, load_model, load_weights, read_config
+from model.text.chat_template import CHAT_TEMPLATE
 from tests.conftest import ROOT
 from tests.support.model_recipes import AIR, GLM46, random_model
 from tests.support.saved_models import from_checkpoint_tensors, save_checkpoint
@@ -323,6 +324,23 @@ def test_the_template_is_found_where_transformers_writes_it(files: dict, templat
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert checkpoint_template(tmp_path) == template
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        (("{%- set thinks", "{%- set other = 1 -%}{%- set thinks"), False),
+        (("<|user|>\\n", "<|user|>"), True),
+        (("<|observation|>", ""), True),
+        (("/nothink' -}}", "/no_think' -}}"), True),
+        (("{{- '[gMASK]<sop>' -}}", "{{- raise_exception('no system') -}}"), True),
+    ],
+)
+def test_templates_are_compared_by_what_they_write(changed: tuple[str, str], differs: bool, tmp_path: Path) -> None:
+    assert changed[0] in CHAT_TEMPLATE
+    (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE.replace(*changed))
+    template = given_template(tmp_path)
+    assert template is not None and renders_otherwise(template) is differs
 
 
 def test_a_lost_shard_and_a_foreign_config_are_named(tmp_path: Path) -> None:
