@@ -12,13 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, normalizers
 
 from configs.schema import MixtureWaypoint, PolicyObjective, RewardRecipe
 from infra.step import Output, step
+from model.text.chat_template import encode
 from model.text.tokenizer_layout import tokenizer_for_text
 from tasks.data.prompts.verifiers import WrittenAnswer
+from tasks.training.policy import prompts
 from tasks.training.policy.prompt_order import LeftOutPrompts, PromptOrder, domains_of_groups, refuse_missing_prompts
-from tasks.training.policy.prompts import Prompt
+from tasks.training.policy.prompts import Prompt, with_room
 from tasks.training.policy.rewards import is_in_form, overlong_punishment, reward_answers, reward_metrics
 from tests.support.training_inputs import SEQUENCE_LENGTH, ToyPrompts, TrainingInputs, compute, metrics_of
 from tests.training.test_objectives import GRPO, rl_recipe, sft_recipe
@@ -120,6 +123,23 @@ def test_prompts_longer_than_the_window_are_counted_and_never_asked(tmp_path, to
     order = order_of(tmp_path, tokenizer, rows, {"synthetic": 1.0, "math": 1.0})
     assert order.num_too_long == 4 and {prompt.domain for prompt in order.groups(0, 12, {})} == {"synthetic"}
     assert order_of(tmp_path, tokenizer, rows, {"synthetic": 1.0}).num_too_long == 0
+
+
+@pytest.mark.parametrize("rewrites", [False, True])
+def test_prompts_with_room_are_those_that_encode_to_few_tokens_and_few_are_encoded(tokenizer, monkeypatch, rewrites):
+    """Lengths on both sides of the room, of a tokenizer with a token per byte, and of one that rewrites the text."""
+    opened, encoded = Tokenizer.from_str(tokenizer.to_str()), []
+    opened.encode_special_tokens = True
+    if rewrites:
+        opened.normalizer = normalizers.Replace("a", "aaaa")  # pyright: ignore[reportAttributeAccessIssue]
+    asked = [Prompt(str(length), "math", "exact", "a" * length, "[]", "1") for length in range(1, 120)]
+    objective = rl_recipe().objective
+    sequence_length = objective.max_new_tokens + 100
+    ids = [prompt.token_ids(opened, objective.enable_thinking) for prompt in asked]
+    monkeypatch.setattr(prompts, "encode", lambda *given: encoded.append(given) or encode(*given))
+    kept = with_room(asked, opened, sequence_length, objective)
+    assert kept == [prompt for prompt, own in zip(asked, ids, strict=True) if len(own) <= 100]
+    assert 0 < len(kept) < len(asked) and (len(encoded) == len(asked) if rewrites else len(encoded) < 40)
 
 
 @pytest.mark.parametrize(

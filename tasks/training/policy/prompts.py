@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from configs.schema import PolicyObjective
     from configs.schema.objectives import SolutionObjective
-    from model.text.chat_template import Message
+    from model.text.chat_template import Message, Segment
     from tasks.data.environments.environment import Environment
 
 COLUMNS = ("id", "domain", "kind", "prompt", "tools", "answer", "source", "messages")
@@ -53,11 +53,13 @@ class Prompt:
         """A new one for each answer, in its first state; None for prompts that are answered in one turn."""
         return OPENERS[self.kind](self.answer) if self.kind in OPENERS else None
 
-    def token_ids(self, tokenizer: Tokenizer, enable_thinking: bool) -> list[int]:
+    def segments(self, enable_thinking: bool) -> list[Segment]:
         """The prompt up to where the assistant begins to write."""
         tools = json.loads(self.tools)
-        segments = render(self.turns, tools, enable_thinking=enable_thinking, add_generation_prompt=True)
-        return encode(tokenizer, segments)[0]
+        return render(self.turns, tools, enable_thinking=enable_thinking, add_generation_prompt=True)
+
+    def token_ids(self, tokenizer: Tokenizer, enable_thinking: bool) -> list[int]:
+        return encode(tokenizer, self.segments(enable_thinking))[0]
 
 
 def read_prompts(prompts_path: Path) -> list[Prompt]:
@@ -74,9 +76,16 @@ def with_room(
     sequence_length: int,
     objective: PolicyObjective | SolutionObjective,
 ) -> list[Prompt]:
-    """Those that leave room for an answer."""
-    room = sequence_length - objective.max_new_tokens
-    return [prompt for prompt in prompts if len(prompt.token_ids(tokenizer, objective.enable_thinking)) <= room]
+    """Those that leave room for an answer. Only those that have more bytes than room for tokens are encoded: a token
+    has a byte at least, unless the tokenizer rewrites the text first."""
+    room, is_bounded = sequence_length - objective.max_new_tokens, tokenizer.normalizer is None
+
+    def fits(segments: list[Segment]) -> bool:
+        # One more of each text: a tokenizer may put a space before it.
+        most = sum(1 if segment.is_special else len(segment.text.encode()) + 1 for segment in segments)
+        return (is_bounded and most <= room) or len(encode(tokenizer, segments)[0]) <= room
+
+    return [prompt for prompt in prompts if fits(prompt.segments(objective.enable_thinking))]
 
 
 def refuse_without_room(
