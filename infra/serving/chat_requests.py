@@ -11,20 +11,32 @@ from typing import Any
 
 WORDS = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
 THINKING = {"enabled": True, "disabled": False}
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Asked = dict[str, Any]
 """A request's body."""
 
 
 def readable_chat(asked: Asked) -> Asked:
     """The request in that form; what is wrong in it stays for whoever reads it. Raises ValueError for a choice among
-    tools that are not there, and for a chat of no messages, to which llama.cpp would answer anything."""
+    tools that are not there, for a chat of no messages, to which llama.cpp would answer anything, and for a role that
+    the template does not know and would leave out."""
     asked = _with_choice(dict(asked))
     messages = asked.get("messages")
     if messages == []:
         raise ValueError("messages is empty: give at least one")
     if isinstance(messages, list):
+        refuse_unknown_roles(asked)
         asked["messages"] = [read for each in messages for read in _messages(each)]
     return with_thinking(asked)
+
+
+def refuse_unknown_roles(asked: Asked) -> None:
+    """Raises ValueError for a message of a role that the template does not know and would leave out."""
+    messages = asked.get("messages")
+    for number, message in enumerate(messages if isinstance(messages, list) else []):
+        role = message.get("role") if isinstance(message, dict) else None
+        if isinstance(role, str) and role not in ROLES:
+            raise ValueError(f"message {number} has the role {role!r}: write one of {', '.join(ROLES)}")
 
 
 def with_thinking(asked: Asked) -> Asked:
@@ -36,11 +48,18 @@ def with_thinking(asked: Asked) -> Asked:
 
 
 def _thinks(asked: Asked) -> bool | None:
-    """Whether an answer begins with reasoning; None where the request does not say. One that the request begins has
-    none: llama.cpp would leave out the line end before it."""
-    thinking, messages = asked.get("thinking"), asked.get("messages")
+    """Whether an answer begins with reasoning, as GLM's API, DashScope's, Ollama's and OpenRouter's say it; None where
+    the request does not say. One that the request begins has none: llama.cpp would leave out the line end before
+    it."""
+    thinking, reasoning, messages = asked.get("thinking"), asked.get("reasoning"), asked.get("messages")
     if isinstance(thinking, dict) and isinstance(thinking.get("type"), str) and thinking["type"] in THINKING:
         return THINKING[thinking["type"]]
+    reasoning = reasoning if isinstance(reasoning, dict) else {}
+    switches = (asked.get("enable_thinking"), asked.get("think"), reasoning.get("enabled"))
+    if (switch := next((each for each in switches if isinstance(each, bool)), None)) is not None:
+        return switch
+    if reasoning.get("effort") == "none":
+        return False
     last = messages[-1] if isinstance(messages, list) and messages else None
     return False if isinstance(last, dict) and last.get("role") == "assistant" else None
 

@@ -223,6 +223,22 @@ def test_anthropics_clients_may_send_their_key_and_switch_reasoning_off():
     assert json.loads(right[2])["chat_template_kwargs"] == {"enable_thinking": False}
 
 
+@pytest.mark.parametrize(
+    ("switch", "thinks"),
+    [
+        ({"enable_thinking": False}, False),
+        ({"think": True}, True),
+        ({"reasoning": {"enabled": False}}, False),
+        ({"reasoning": {"effort": "none"}}, False),
+        ({"reasoning": {"effort": "low"}}, None),
+        ({"think": "high", "enable_thinking": None}, None),
+    ],
+)
+def test_reasoning_may_be_switched_in_the_words_of_several_apis(switch, thinks):
+    read = readable_chat({"messages": [{"role": "user", "content": "x"}], **switch})
+    assert read.get("chat_template_kwargs") == (None if thinks is None else {"enable_thinking": thinks})
+
+
 def test_what_the_client_did_wrong_is_no_fault_of_the_server():
     for message, status in (("Failed to parse tools: x", 400), ("out of memory", 500)):
         answer = {"error": {"code": 500, "message": message, "type": "server_error"}}
@@ -341,6 +357,12 @@ SHAPE = {"type": "object", "properties": {"x": {"type": "integer"}}}
         (RESPONSE, {"max_output_tokens": 0}, "max_output_tokens is 0"),
         (CHAT, {"stop": 5}, "stop is 5: write a text"),
         (CHAT, {"messages": []}, "messages is empty"),
+        (
+            CHAT,
+            {"messages": [{"role": "oracle", "content": "a"}]},
+            "message 0 has the role 'oracle': write one of system",
+        ),
+        (MESSAGE, {"messages": [{"role": "oracle"}]}, "message 0 has the role 'oracle'"),
         (TEXT, {"stop": ["a", 5]}, "write a text, or a list of texts"),
         (MESSAGE, {"stop_sequences": 5}, "stop_sequences is 5"),
         (CHAT, {"response_format": "json"}, "response_format is json: write"),
