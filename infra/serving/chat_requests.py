@@ -18,22 +18,22 @@ Asked = dict[str, Any]
 
 def readable_chat(asked: Asked) -> Asked:
     """The request in that form; what is wrong in it stays for whoever reads it. Raises ValueError for a choice among
-    tools that are not there, for a chat of no messages, to which llama.cpp would answer anything, and for a role that
-    the template does not know and would leave out."""
+    tools that are not there, for a chat of no messages, and for a role that the template does not know."""
     asked = _with_choice(dict(asked))
+    refuse_wrong_messages(asked)
     messages = asked.get("messages")
-    if messages == []:
-        raise ValueError("messages is empty: give at least one")
     if isinstance(messages, list):
-        refuse_unknown_roles(asked)
         asked["messages"] = [read for each in messages for read in _messages(each)]
     return with_thinking(asked)
 
 
-def refuse_unknown_roles(asked: Asked) -> None:
-    """Raises ValueError for a message of a role that the template does not know and would leave out."""
-    messages = asked.get("messages")
-    for number, message in enumerate(messages if isinstance(messages, list) else []):
+def refuse_wrong_messages(asked: Asked) -> None:
+    """Raises ValueError for messages that are none, to which llama.cpp would answer anything, and for one of a role
+    that the template does not know and would leave out."""
+    messages = asked.get("messages", [None])
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"messages is {'no list' if messages else 'empty'}: give a list of at least one")
+    for number, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
         if isinstance(role, str) and role not in ROLES:
             raise ValueError(f"message {number} has the role {role!r}: write one of {', '.join(ROLES)}")

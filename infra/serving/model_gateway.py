@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
 from infra.serving.chat_page import chat_page
-from infra.serving.chat_requests import readable_chat, refuse_unknown_roles, with_thinking
+from infra.serving.chat_requests import readable_chat, refuse_wrong_messages, with_thinking
 from infra.serving.required_call import RequiredCall, required_call
 from infra.serving.reshaped_answers import COMPLETIONS, MESSAGES, RESPONSES, reshaped, reshaped_events, reshaping
 from infra.serving.unread_settings import (
@@ -51,7 +51,7 @@ HOP_HEADERS = {
     "x-api-key",
 }
 """Headers that belong to one connection, or are replaced here."""
-CLIENTS_FAULTS = ("Failed to parse", "input is not supported", "Missing tool call", "type must be")
+CLIENTS_FAULTS = ("Failed to parse", "input is not supported", "Missing tool call", "type must be", "is required")
 """Parts of messages that llama.cpp's server has with status 500 for requests that are wrong: a client would repeat
 them."""
 TOO_MANY = "Field 'n'"
@@ -205,7 +205,7 @@ def _readable(path: str, asked: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"a call can be required at {CHATS[0]} only: ask there, or with tool_choice auto or none")
     if path == MESSAGES:
         refuse_formats(asked, "output_format", "output_config", "response_format")
-        refuse_unknown_roles(asked)
+        refuse_wrong_messages(asked)
         return with_thinking(asked)
     if path == COMPLETIONS:
         refuse_formats(asked, "response_format")

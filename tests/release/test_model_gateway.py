@@ -216,7 +216,7 @@ def test_a_chat_is_passed_on_in_the_form_that_the_server_reads():
 
 
 def test_anthropics_clients_may_send_their_key_and_switch_reasoning_off():
-    asked = json.dumps({"messages": [], "thinking": {"type": "disabled"}}).encode()
+    asked = json.dumps({"messages": [{"role": "user"}], "thinking": {"type": "disabled"}}).encode()
     headers = {"Authorization": "", "x-api-key": KEY}
     wrong, right = passed_on(("/v1/messages", headers, asked), ("/v1/messages", {}, asked))
     assert wrong[0] == 401
@@ -240,7 +240,7 @@ def test_reasoning_may_be_switched_in_the_words_of_several_apis(switch, thinks):
 
 
 def test_what_the_client_did_wrong_is_no_fault_of_the_server():
-    for message, status in (("Failed to parse tools: x", 400), ("out of memory", 500)):
+    for message, status in (("Failed to parse tools: x", 400), ("'messages' is required", 400), ("no memory", 500)):
         answer = {"error": {"code": 500, "message": message, "type": "server_error"}}
         ((given, error, _),) = passed_on(("/v1/chat/completions", {}, b"{}"), status=500, answer=answer)
         assert given == status == error["error"]["code"] and error["error"]["message"] == message
@@ -362,6 +362,8 @@ SHAPE = {"type": "object", "properties": {"x": {"type": "integer"}}}
             {"messages": [{"role": "oracle", "content": "a"}]},
             "message 0 has the role 'oracle': write one of system",
         ),
+        (MESSAGE, {"messages": "x"}, "messages is no list"),
+        (MESSAGE, {"messages": []}, "messages is empty"),
         (MESSAGE, {"messages": [{"role": "oracle"}]}, "message 0 has the role 'oracle'"),
         (TEXT, {"stop": ["a", 5]}, "write a text, or a list of texts"),
         (MESSAGE, {"stop_sequences": 5}, "stop_sequences is 5"),
