@@ -71,6 +71,8 @@ def _message_lists(record: Record, *, is_calling: bool) -> list[list[Message]]:
         turns = from_json(record.get(key))
         if isinstance(turns, list) and not _is_pairs(turns):
             named = _named_in_turn(turns)
+            if key == "history" and not _is_asking(named) and _has_question_and_answer(record):
+                return [[*system, *messages_of(named), *_asked_and_answered(record, is_calling=is_calling)]]
             return [[*system, *messages_of([*named, *(_answer_of(record) if _is_asking(named) else [])])]]
     if are_texts(record.get("data")):
         return [[*system, *messages_of(_named_in_turn(record["data"]))]]
@@ -86,9 +88,13 @@ def _message_lists(record: Record, *, is_calling: bool) -> list[list[Message]]:
     if asked is not None:
         return [[*system, *messages_of([*asked, *_answer_of(record)])]]
     written = next(filter(None, (written_turns(record.get(key)) for key in WRITTEN)), [])
-    if written and not all(any(isinstance(record.get(key), str) for key in keys) for keys in (QUESTIONS, ANSWERS)):
+    if written and not _has_question_and_answer(record):
         return [[*system, *messages_of(written)]]
     return [[*system, *_asked_and_answered(record, is_calling=is_calling)]]
+
+
+def _has_question_and_answer(record: Record) -> bool:
+    return all(any(isinstance(record.get(key), str) for key in keys) for keys in (QUESTIONS, ANSWERS))
 
 
 def _is_asking(turns: list[Any]) -> bool:

@@ -4,8 +4,8 @@ In files for Hermes, Qwen and models like them a system says what tools there ar
 its calls (`<tool_call>` around JSON) and a turn their results (`<tool_response>`). Trained as text that would teach
 another model's way to call, beside the one of the chat template. So they are taken out of the texts, and the words that
 explain that way with them. Calls are also read as GLM, Glaive (`<functioncall>`), Qwen3-Coder (`<function=...>`),
-Mistral (`[TOOL_CALLS]`), Llama 3 (`<|python_tag|>`) and ToolACE (`[f(x=1)]`) write them; those in the marks of other
-models are refused. Nothing is taken where no tools are described.
+Mistral (`[TOOL_CALLS]`), Nemotron (`<TOOLCALL>`), Llama 3 (`<|python_tag|>`) and ToolACE (`[f(x=1)]`) write them; those
+in the marks of other models are refused. Nothing is taken where no tools are described.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from model.text.chat_template import Message, ToolCall
 from tasks.data.chats.chat_tools import MalformedChatError, Record, calls_of, literal_of, tools_of
 from tasks.data.chats.python_calls import python_calls
-from tasks.data.prompts.function_calls import written_calls
+from tasks.data.prompts.function_calls import ARGUMENTS, name_and_arguments, written_calls
 
 DESCRIBED = re.compile(r"<tools>\s*([^<\s].*?)</tools>", re.DOTALL)
 EXPLAINED = re.compile(
@@ -47,14 +47,14 @@ MISTRAL_CALL = re.compile(r"([\w.:/-]+?)(?:\[CALL_ID\]\w+)?\[ARGS\](.*)", re.DOT
 CALL = re.compile(
     r"<tool_call>(.*?)</tool_call>|<functioncall>(?=\s*\{)(.*?)(?=<functioncall>|<\|endoftext\|>|\Z)"
     r"|(<function=[^>\n]+>.*?</function>)|\[TOOL_CALLS\](?=\s*\[\s*\{|[^\[\n]+\[)(.*?)(?:(?=\[TOOL_CALLS\])|</s>|\Z)"
-    r"|<\|python_tag\|>(?=\s*\{)(.*?)(?:<\|eom_id\|>|<\|eot_id\|>|\Z)",
+    r"|<TOOLCALL>(.*?)</TOOLCALL>|<\|python_tag\|>(?=\s*\{)(.*?)(?:<\|eom_id\|>|<\|eot_id\|>|\Z)",
     re.DOTALL,
 )
-"""Of Hermes, Qwen and GLM, or of Glaive, Qwen3-Coder, Mistral and Llama 3; but for the first and third they end a
-turn."""
+"""Of Hermes, Qwen and GLM, or of Glaive, Qwen3-Coder, Mistral, Nemotron and Llama 3; Glaive's, Mistral's and Llama's
+end a turn."""
 UNREAD = re.compile(
     r"\[TOOL_CALLS\](?=\s*\[\s*\{|[\w.:/-]+\[)|<\|python_tag\|>(?=\S)|<｜tool▁calls?▁begin｜>|<\|tool_call(?:s_section)?_begin\|>"
-    r"|<minimax:tool_call>|<｜DSML｜|<\|tool_call\|>(?=\s*\[)|<function_calls>(?=\s*[\w.]+\()"
+    r"|<TOOLCALL>(?=\s*\[)|<minimax:tool_call>|<｜DSML｜|<\|tool_call\|>(?=\s*\[)|<function_calls>(?=\s*[\w.]+\()"
 )
 """Marks before a call that is not read, among them DeepSeek's, Kimi's, MiniMax's, Granite's and Olmo's."""
 QUOTED = re.compile(r"(\"arguments\":\s*)'(\{.*\})'(\s*\})", re.DOTALL)
@@ -105,16 +105,26 @@ def _with_calls(number: int, message: Message, tools: list[Record]) -> Message:
 
 
 def _bare_calls(number: int, said: str, tools: list[Record]) -> list[ToolCall]:
-    """The calls of a text without marks that is a list of them as Python writes them: ToolACE's and Llama 4's way. A
-    list that begins with a call of a described function must be one."""
+    """The calls of a text without marks that consists of them: in JSON, Llama 3's way, or as Python writes them,
+    ToolACE's and Llama 4's. A list that begins with a call of a described function must be one."""
     names = [name for tool in tools if isinstance(name := (tool.get("function") or {}).get("name"), str) and name]
     name = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    if not names or not re.match(rf"\s*\[\s*(?:{name})\s*\(", said):
-        return []
-    calls = python_calls(said, name)
-    if calls is None:
-        raise MalformedChatError("broken_tool_call", f"turn {number}: {reprlib.repr(said)} is no list of calls")
-    return calls
+    opening = re.match(rf"\s*(\[?)\s*(?:{name})\s*\(", said) if names else None
+    if opening is not None:
+        calls = python_calls(said, name)
+        if calls is None and opening[1]:
+            raise MalformedChatError("broken_tool_call", f"turn {number}: {reprlib.repr(said)} is no list of calls")
+        return calls or []
+    value = literal_of(said.strip()) if re.match(r"\s*(?:\[\s*)?\{", said) else None
+    listed = value if isinstance(value, list) else [value]
+    is_called = all(name in names and given is not None for name, given in map(_name_and_given, listed))
+    return calls_of(number, value) if listed and is_called else []
+
+
+def _name_and_given(call: object) -> tuple[object, object]:
+    """The name and arguments of a call; no arguments of an object that has no field of them, such as a record."""
+    has_arguments = isinstance(call, dict) and bool(call.keys() & {*ARGUMENTS})
+    return name_and_arguments(call) if has_arguments else (None, None)
 
 
 def _refuse_marks(number: int, said: str) -> None:

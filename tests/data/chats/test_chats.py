@@ -503,6 +503,10 @@ FORMATS = {
         },
         [*plain(("system", "s")), *ASKED],
     ),
+    "a question and its answer beside what was said before": (
+        {"history": turns(("user", "b"), ("assistant", "c")), "query": "q", "response": "a"},
+        [*plain(("user", "b"), ("assistant", "c")), *ASKED],
+    ),
     "an answer beside the turns before it": (
         {"messages": turns(("user", "q")), "reasoning": "r", "answer": "a"},
         [("user", "q", "", []), ("assistant", "a", "r", [])],
@@ -580,6 +584,11 @@ WRITTEN = {
     "Mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}, "id": "VvvODy9mT"}, {"name": "f"}]</s>',
     "Mistral's later ones": 'a[TOOL_CALLS]f[CALL_ID]VvvODy9mT[ARGS]{"x": 1}[TOOL_CALLS]f[ARGS]{}',
     "Llama 3": '<|python_tag|>{"name": "f", "parameters": {"x": 1}}<|eom_id|>',
+    "Llama 3 without a mark": '{"name": "f", "parameters": {"x": 1}}',
+    "Nemotron": '<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}]</TOOLCALL>',
+    "Python without brackets": "f(x=1)",
+    "no call": '{"name": "f"}',
+    "no call but code": "f(1) gives 2",
     "ToolACE": """[f(x=1), f(y="a) [f(x=2)]", z=[true, {'k': None}])]""",
 }
 READ = {
@@ -596,8 +605,17 @@ READ = {
     "Mistral": ("", "", [CALL, {"name": "f", "arguments": {}}]),
     "Mistral's later ones": ("a", "", [CALL, {"name": "f", "arguments": {}}]),
     "Llama 3": ("", "", [CALL]),
+    "Llama 3 without a mark": ("", "", [CALL]),
+    "Nemotron": ("", "", [CALL]),
+    "Python without brackets": ("", "", [CALL]),
+    "no call": ('{"name": "f"}', "", []),
+    "no call but code": ("f(1) gives 2", "", []),
     "ToolACE": ("", "", [CALL, {"name": "f", "arguments": {"y": "a) [f(x=2)]", "z": [True, {"k": None}]}}]),
 }
+
+
+UNTOLD = ("Mistral", "Mistral's later ones", "Llama 3", "Nemotron")
+"""Refused where no tools are described."""
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -612,7 +630,7 @@ def test_calls_in_a_text_are_calls_where_tools_are_described(name):
         untold = conversations_of({"messages": messages[1:]})[0][0]
         assert untold[1]["tool_calls"] == [] and untold[1]["content"] in WRITTEN[name], "nobody described a tool"
     except MalformedChatError as error:
-        assert error.reason == "unsupported_tool_call" and name in ("Mistral", "Mistral's later ones", "Llama 3")
+        assert error.reason == "unsupported_tool_call" and name in UNTOLD
 
 
 @pytest.mark.parametrize(
