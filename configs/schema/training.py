@@ -146,7 +146,7 @@ class TrainingResources(JobResources):
     recompute_every_layers: int = Field(gt=0)
     """For `full`: how many layers are computed again as one block."""
     compile_layers: bool
-    """Whether torch.compile fuses what lies between the matrix products of a layer's training pass, on an accelerator.
+    """Whether torch.compile fuses what is between the matrix products of a layer's training pass, on an accelerator.
     Costs a minute when the ranks start."""
     deterministic: bool
     """Whether every kernel of an accelerator adds in one order, so that a run repeats its digests; those of CPUs always

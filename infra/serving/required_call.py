@@ -249,7 +249,7 @@ def _rules(name: str, schema: Any, whole: Schema) -> list[str]:
 
 
 def _value(schema: Schema, whole: Schema) -> str:
-    """What stands for the values of a schema without options, with the tag that ends them."""
+    """What replaces the values of a schema without options, with the tag that ends them."""
     if texts_of(schema, whole) == "none":
         alone = standing_alone(schema, whole) | {"x-guidance": AS_TRAINED}
         return f"%json {json.dumps(alone)} {_quoted(VALUE_ENDED)}"

@@ -80,7 +80,7 @@ class Store(ManifestStore):
         return self.staging_root / key / attempt
 
     def find(self, step: Step[R], key: str) -> Artifact[R] | None:
-        """The committed artifact of a key, if its manifest stands and every file has its size."""
+        """The committed artifact of a key, if its manifest exists and every file has its size."""
         manifest = self.read_manifest(key)
         if manifest is None:
             return None

@@ -85,7 +85,7 @@ def _described(tool: Record) -> Record:
 
 
 def literal_of(text: str) -> Any:
-    """A JSON value, or the one of Python's literals that stands in files in its place; None for any other text."""
+    """A JSON value, or the one of Python's literals that files have in its place; None for any other text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ from model.text.chat_template import ToolCall
 
 NAME = r"[\w.]+"
 PIECE = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[()]|[^()\"']+|.", re.DOTALL)
-"""A string of Python's, whose brackets do not count, a bracket, or what stands between those."""
+"""A string of Python's, whose brackets do not count, a bracket, or what is between those."""
 JSON_NAMES = {"true": True, "false": False, "null": None}
 
 

@@ -57,7 +57,7 @@ def _is_placed(
 
 
 def written_calls(text: str) -> list[tuple[str, dict[str, str]]] | None:
-    """(name, arguments as text) of every call; None where a tag is missing, or an argument stands twice."""
+    """(name, arguments as text) of every call; None where a tag is missing, or an argument is there twice."""
     said, *opened = text.split("<tool_call>")
     calls = [_call(*part.split("</tool_call>")) for part in opened]
     return None if "</tool_call>" in said or None in calls else [call for call in calls if call is not None]
