@@ -137,8 +137,8 @@ class TrainingResources(JobResources):
     offload_parameters: Literal["none", "cpu", "nvme"]
     """ZeRO 3 only."""
     node_dir: str
-    """Directory on a disk of each node: checkpoints are written there first and uploaded to the work directory behind
-    the training, and offloading to NVMe writes there. Empty: the work directory's own disk."""
+    """Directory on a disk of each node: checkpoints are written there first and uploaded to the work directory while
+    training goes on, and offloading to NVMe writes there. Empty: the work directory's own disk."""
     bucket_elements: int = Field(gt=0)
     """Elements per bucket of ZeRO's collectives (S2: 5e8)."""
     recompute: Literal["none", "selective", "full"]

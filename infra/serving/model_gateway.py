@@ -34,7 +34,7 @@ MAX_REQUEST_BYTES = 64 << 20
 CHATS = ("/v1/chat/completions", "/chat/completions")
 """Both are llama.cpp's."""
 OTHER_CHATS = (*RESPONSES, MESSAGES)
-"""Chats in other shapes, which llama.cpp translates behind this gateway: of a required call it would hold only the end
+"""Chats in other shapes, which llama.cpp translates itself: of a required call it would hold only the end
 of the answer, and ignore the name."""
 HEALTH, PAGE = "/health", "/"
 """Answered without a key: whoever restarts a server has none, and the page asks for it."""
