@@ -16,11 +16,12 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+import psutil
 from filelock import FileLock, Timeout
 
 from configs.machine import SOURCE_SUFFIXES
@@ -184,7 +185,7 @@ def _start(resources: SparkResources, directory: Path) -> SparkSession:
     for key, value in _settings(resources, directory).items():
         builder = builder.config(key, value)
     try:
-        with _standard_error_to(log_path):
+        with _standard_error_to(log_path), _ending_java(directory):
             session = builder.getOrCreate()
     except (Py4JError, PySparkException, RuntimeError, OSError) as error:
         said = log_path.read_text(errors="replace").splitlines() if log_path.exists() else []
@@ -237,6 +238,23 @@ def _settings(resources: SparkResources, directory: Path) -> dict[str, str]:
         options = f"{settings['spark.driver.extraJavaOptions']} {LOCAL_SETTINGS['spark.driver.extraJavaOptions']}"
         settings |= {**LOCAL_SETTINGS, "spark.driver.extraJavaOptions": options}
     return settings
+
+
+@contextmanager
+def _ending_java(directory: Path) -> Iterator[None]:
+    """Where PySpark is interrupted while it waits for Java's address, it removes the file for that address: Java then
+    fails to write it and never ends. So it is killed here."""
+    from pyspark import SparkContext
+
+    try:
+        yield
+    except BaseException:
+        if SparkContext._gateway is None:
+            for child in psutil.Process().children():
+                with suppress(psutil.NoSuchProcess):
+                    if str(directory) in " ".join(child.cmdline()):
+                        child.kill()
+        raise
 
 
 @contextmanager

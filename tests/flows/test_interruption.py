@@ -10,6 +10,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from flows.cli import jobs
@@ -58,6 +59,15 @@ def training(home):
     launcher.cancel(JobHandle(KEY), grace_seconds=0)
 
 
+def running_java(home_dir):
+    """Processes of Spark that use the home."""
+    return [
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == "java" and str(home_dir) in " ".join(process.info["cmdline"] or [])
+    ]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_command_ends_while_its_main_thread_is_inside_a_call(number, training, home):
     process = subprocess.Popen(
@@ -92,13 +102,14 @@ def test_ctrl_c_on_a_run_says_so_before_any_server_and_the_job_is_listed_and_sto
             start_new_session=True,
         )
     try:
-        wait_for(lambda: list(home.work_root.glob("spark-*")) or run.poll() is not None, seconds=240)
+        wait_for(lambda: running_java(home.root) or run.poll() is not None, seconds=240)
         os.killpg(run.pid, signal.SIGINT)
         sent = time.monotonic()
         assert run.wait(timeout=60) == 1
         assert time.monotonic() - sent < MAX_SECONDS
     finally:
         run.kill()
+    wait_for(lambda: not running_java(home.root), seconds=20)
     said = (tmp_path / "log").read_text()
     assert said.startswith(
         f"train mid_reasoning ({KEY[:12]}) of another run goes on: this run joins it if it needs the"
