@@ -107,7 +107,7 @@ def sample(inputs, checkpoint, recipe=RECIPE, answers=ANSWERS, batch_sequences=3
     )
 
 
-def train_on(inputs, solutions, phase: str, objective, start):
+def train_on(inputs, solutions, phase: str, objective, start, num_steps=STEPS):
     """A phase from `start` on the kept answers."""
     chats = compute(
         inputs.store,
@@ -118,7 +118,7 @@ def train_on(inputs, solutions, phase: str, objective, start):
         resources=SPARK,
     )
     assert chats.record.num_tokens == solutions.record.num_kept_tokens
-    num_tokens = STEPS * ROWS * SEQUENCE_LENGTH
+    num_tokens = num_steps * ROWS * SEQUENCE_LENGTH
     packing = PackingRecipe(
         num_tokens=num_tokens,
         sequence_length=SEQUENCE_LENGTH,
@@ -407,7 +407,7 @@ def test_distillation_joins_the_domains_of_experts_in_weights_that_know_neither(
     assert Counter(chat["source"] for chat in table(solutions, CHATS_FILE)) == sources
     given = solutions.manifest.identity["inputs"]
     assert {name: given[name] for name in experts} == {name: expert.digest for name, expert in experts.items()}
-    joined = train_on(inputs, solutions, "distillation", JOINING, tuned)
+    joined = train_on(inputs, solutions, "distillation", JOINING, tuned, num_steps=2 * STEPS)
     assert joined.record.objective == "distillation" and joined.record.is_chat_trained
     assert all(share < 0.7 for share in pass_at_1(sample(inputs, tuned, **asked)).values())
     shares = pass_at_1(sample(inputs, joined, **asked))
