@@ -208,7 +208,8 @@ def test_s0s_file_is_an_input_and_gives_nothing_twice(directory, tmp_path):
 def test_a_scale_is_planned_before_it_was_trained(tmp_path):
     options = ["--scale", "full", "--engine", "vllm", "--hardware", "8xH100"]
     printed = here("serve", *options, "--quantization", "fp8", "--print", home=tmp_path / "home")
-    assert printed.exit_code == 0 and "no version champion is registered: its directory is written as MODEL_DIR" in printed.stdout
+    assert printed.exit_code == 0
+    assert "no version champion is registered: its directory is written as MODEL_DIR" in printed.stdout
     written = refused("serve", *options, "--write", str(tmp_path / "out"), home=tmp_path / "home")
     assert written.exit_code == 2 and "does not fit 8 x H100 (80 GB each)" in written.stderr
     assert not (tmp_path / "out").exists()
